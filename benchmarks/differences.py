@@ -42,8 +42,7 @@ from routerl_jax.extras.baselines.baseline import ChatPrompt, SearchResults
 from routerl_jax.extras.baselines.vanilla_rag import READ, VanillaRAG
 from routerl_jax.extras.comparison.compare import compare
 from routerl_jax.extras.comparison.config import ComparisonConfig
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS
 from routerl_jax.rewards.retrieval import gold_passages_of
 from routerl_jax.rewards.scoring import bootstrap_intervals
 from routerl_jax.training.config import EngineConfig, KnowledgeConfig, MeshConfig, ModelConfig

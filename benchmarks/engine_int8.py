@@ -39,10 +39,10 @@ from routerl_jax.core.types import Sequence
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.extras.compile_check.run_programs import lower_programs
+from routerl_jax.learning.advantages import truncated_importance
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.off_policy import truncated_importance
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained

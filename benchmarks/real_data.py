@@ -50,12 +50,12 @@ import numpy as np
 
 from routerl_jax.core.files import write_atomic
 from routerl_jax.core.rows import read_rows
+from routerl_jax.core.text import folded, states
 from routerl_jax.core.types import Passage
-from routerl_jax.core.words import folded, states
 from routerl_jax.data.gold_paths import bare_title, without_aside
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import NORMALIZERS
 
 K = 2
 WORDS = {"people": 60, "works": 60, "table": 45}

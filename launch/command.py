@@ -39,7 +39,7 @@ _HELP = ("help", "helpshort", "h", "?")
 
 
 def define_amount(name: str, default: int | None, about: str) -> None:
-    """A flag for how many of what there is; -1 stands for all (`core.checked.Amount`)."""
+    """A flag for how many of what there is; -1 stands for all (`core.config.Amount`)."""
     flags.DEFINE_integer(name, default, about)
     flags.register_validator(name, lambda n: n is None or n == -1 or n > 0, f"--{name}=-1 is all, and 0 would be none")
 

@@ -12,7 +12,7 @@ from absl import flags
 
 from launch import build_kb, construct_data, evaluate, serve_kb, train
 from launch.command import start
-from routerl_jax.core.described import Field, Section, default_in_words, sections, summary
+from routerl_jax.core.config import Field, Section, default_in_words, sections, summary
 
 FLAGS = flags.FLAGS
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "configuration.md"

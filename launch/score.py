@@ -32,7 +32,7 @@ from rich.text import Text
 from launch.command import start
 from routerl_jax.core.console import open_console
 from routerl_jax.rewards import scoring
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import NORMALIZERS
 
 if TYPE_CHECKING:
     from routerl_jax.services.judge import ModelJudge

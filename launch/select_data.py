@@ -52,7 +52,7 @@ def schemas() -> dict[str, type]:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.core.journal import check_same
+    from routerl_jax.core.files import check_same
     from routerl_jax.core.text import counted
     from routerl_jax.extras.curation.questions import counts_of
     from routerl_jax.extras.curation.rollouts import policy_attempts

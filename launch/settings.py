@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from routerl_jax.core.config import MISSING, Section, default_in_words, sections, settings, summary
 from routerl_jax.core.console import open_console
-from routerl_jax.core.described import MISSING, Section, default_in_words, sections, settings, summary
 
 _WIDTH = 120  # most columns of a description
 

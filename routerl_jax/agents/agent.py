@@ -17,8 +17,7 @@ from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, Spoken
 from routerl_jax.agents.request import Request
 from routerl_jax.agents.routing import EVERY_KB, FixedRouting, RandomRouting, Routing
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query, Turn
+from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query, ToolSchema, Turn
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size

@@ -13,8 +13,7 @@ from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import TOO_LONG
 from routerl_jax.agents.observation import Reply, Spoken
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Episode, Example, Observation, Passage, Turn
+from routerl_jax.core.types import Episode, Example, Observation, Passage, ToolSchema, Turn
 from routerl_jax.data.rounds import RecordedRounds
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.agents.search_agent import OnInvalid
-from routerl_jax.core.checked import Count, Size, checked
+from routerl_jax.core.config import Count, Size, checked
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,8 @@ def run(
     Args:
       agent: the agent to run.
       examples: questions with distinct ids.
-      engine: the policy: an `Engine`, or a chat model behind an endpoint (`llms.policy.ChatModel`). Its `seed` becomes `seed`.
+      engine: the policy: an `Engine`, or a chat model behind an endpoint (`services.policy.ChatModel`). Its `seed` becomes
+        `seed`.
       tools: knowledge bases by the name that the agent uses.
       samples: attempts per example (the group size).
       sampling: default of the agents' turns; temperature 1 if None.

@@ -11,10 +11,21 @@ from typing import Any
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Action, Call, Observation, Passage, Shown
+from routerl_jax.core.types import Action, Call, Observation, Passage, Shown, ToolSchema
 
-GRAMMARS: Registry[type[Grammar]] = Registry("grammar")
+GRAMMARS: Registry[type[Grammar]] = Registry(
+    "grammar",
+    {
+        "r1_router": "routerl_jax.recipes.r1_router.grammar:R1RouterGrammar",
+        "r1_searcher": "routerl_jax.recipes.r1_searcher:R1SearcherGrammar",
+        "r1_searcher_answer": "routerl_jax.recipes.r1_searcher:R1SearcherOpenedAnswer",
+        "routerag": "routerl_jax.recipes.routerag:RouteRAGGrammar",
+        "routerag_answer": "routerl_jax.recipes.routerag:OpenedAnswer",
+        "search_r1": "routerl_jax.recipes.search_r1:SearchR1Grammar",
+        "tool_calls": "routerl_jax.agents.tool_calls:ToolCalls",
+        "tool_calls_with_looks": "routerl_jax.agents.looking_calls:LookingCalls",
+    },
+)
 
 NO_TOOL = "none"  # as a tool's name: the policy wants no (further) search
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from routerl_jax.agents.grammar import GRAMMARS, unshown
+from routerl_jax.agents.grammar import unshown
 from routerl_jax.agents.tool_calls import ToolCalls, line_of, tagless
 from routerl_jax.agents.tool_forms import ReadCall, quoted
 from routerl_jax.core.types import Action, Call, Observation, Passage, Shown
@@ -35,7 +35,6 @@ _FUNCTION: Mapping[str, Any] = {
 }
 
 
-@GRAMMARS.register("tool_calls_with_looks")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LookingCalls(ToolCalls):
     """`ToolCalls` with pictures. A search shows passages that have a picture by title and picture, others by their text. A call

@@ -7,13 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, unshown
+from routerl_jax.agents.grammar import Grammar, between, unshown
 from routerl_jax.agents.grammar import one_line as without_tags
 from routerl_jax.agents.tool_forms import FORMS, BadCall, ReadCall, ToolForm, form_of, quoted
 from routerl_jax.core.text import one_line, replace_surrogates, split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema, kb_schema
-from routerl_jax.core.types import Action, Call, Observation, Passage
+from routerl_jax.core.types import Action, Call, Observation, Passage, ToolSchema, kb_schema
 
 _ANSWER = ("<answer>", "</answer>")
 # Tags that only the policy may write, and those that templates write around a tool's text.
@@ -22,7 +21,6 @@ END_OF_TURN = re.compile(r"(?:<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text)\
 _THOUGHTS = re.compile(r"</?think>|<\|python_tag\|>")
 
 
-@GRAMMARS.register("tool_calls")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ToolCalls(Grammar):
     """Every turn is a message of the model's chat. In it the policy thinks, and then calls one search function or answers in

@@ -12,7 +12,7 @@ from typing import Any
 
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema
+from routerl_jax.core.types import ToolSchema
 
 
 class BadCall(ValueError):

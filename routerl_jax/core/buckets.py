@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.files import cache_directory
 from routerl_jax.core.packages import needs
 
 _EXTRAS = {"gs": "gcs", "s3": "s3"}  # scheme -> the extra of setup.py with its client

@@ -7,8 +7,8 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from routerl_jax.core.text import folded
 from routerl_jax.core.types import Example, Passage
-from routerl_jax.core.words import folded
 from routerl_jax.data.page_ids import page_of
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from routerl_jax.core.progress import Bar
+from routerl_jax.core.text import words
 from routerl_jax.core.types import Example
-from routerl_jax.core.words import words
 from routerl_jax.data.readers import ExampleSource
 
 _SLACK = 1e-9  # tolerance of sums of weights
@@ -38,7 +38,7 @@ def examples_of(source: ExampleSource) -> Iterator[Example]:
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a text (`core.words`) for comparison: lower case, no accents, no punctuation."""
+    """The words of a text (`core.text`) for comparison: lower case, no accents, no punctuation."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
     return words(plain)
 

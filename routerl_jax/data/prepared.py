@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 from filelock import FileLock
 
-from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.files import cache_directory
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Example
 from routerl_jax.data.formats import format as shared

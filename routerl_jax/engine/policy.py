@@ -41,8 +41,8 @@ class Endpoint:
 
 
 class Policy(Protocol):
-    """The interface that agents run with. See `Engine` for the methods. `llms.policy.ChatModel` implements it for an endpoint;
-    its token ids are its own and mean nothing to any model.
+    """The interface that agents run with. See `Engine` for the methods. `services.policy.ChatModel` implements it for an
+    endpoint; its token ids are its own and mean nothing to any model.
 
     Attributes:
       seed: root of all sampling randomness.

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from routerl_jax.core.progress import Bar
+from routerl_jax.core.text import UNSPACED, folded, states
 from routerl_jax.core.types import Example, Passage
-from routerl_jax.core.words import UNSPACED, folded, states
 from routerl_jax.data.gold_paths import bare_title, gold_path
 from routerl_jax.evaluation.groups import group_fields
 from routerl_jax.knowledge.base import KnowledgeBase
-from routerl_jax.rewards.normalize import NORMALIZERS
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import NORMALIZERS, accepted_answers
 from routerl_jax.rewards.retrieval import CLOSED, gold_passages_of
 
 KINDS = ("words", "short", "number", "yes/no")
@@ -75,7 +74,7 @@ class AnswerCheck:
     """Reads passages once, then searches. Memory: the words of the answers, and the names of the gold passages.
 
     Args:
-      normalizer: of answers and passages (`rewards.normalize`); an answer is stated where its words follow each other.
+      normalizer: of answers and passages (`rewards.metrics`); an answer is stated where its words follow each other.
     """
 
     def __init__(self, examples: Sequence[Example], normalizer: str = "search_r1") -> None:

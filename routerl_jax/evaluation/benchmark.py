@@ -16,7 +16,7 @@ from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import write_records
 from routerl_jax.knowledge.base import query_text
 from routerl_jax.parallel import multihost
-from routerl_jax.rewards.verdicts import Judge
+from routerl_jax.rewards.terms import Judge
 
 
 def score(

@@ -14,8 +14,7 @@ from routerl_jax.data.gold_paths import known_path
 from routerl_jax.data.trajectories import NONE, golden_step, label_of
 from routerl_jax.evaluation.groups import by_group
 from routerl_jax.models.regions import iou
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
 from routerl_jax.rewards.retrieval import retrieval
 from routerl_jax.rewards.scoring import bootstrap_intervals
 

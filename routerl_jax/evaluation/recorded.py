@@ -13,9 +13,8 @@ from routerl_jax.core.config import naming, override
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.data.rounds import read_rounds
 from routerl_jax.evaluation.metrics import summarize
-from routerl_jax.recipes.known import RECIPES
-from routerl_jax.rewards.terms import RewardFunction
-from routerl_jax.rewards.verdicts import Judge, counts
+from routerl_jax.recipes.recipe import RECIPES
+from routerl_jax.rewards.terms import Judge, RewardFunction, counts
 
 
 def score_rounds(

@@ -27,7 +27,7 @@ from routerl_jax.core.types import (
 from routerl_jax.data.pictures import picture_name
 from routerl_jax.evaluation.groups import group_fields
 from routerl_jax.models.images import encoded_image, image_digest, is_data
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import accepted_answers
 
 _PICTURES = "pictures"
 _OPTIONAL: dict[str, Any] = {

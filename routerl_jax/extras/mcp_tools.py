@@ -17,13 +17,12 @@ import httpx2
 
 from routerl_jax.core.packages import needs
 from routerl_jax.core.time_limit import seconds_left
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Passage, Query
+from routerl_jax.core.types import Passage, Query, ToolSchema
 from routerl_jax.knowledge.base import Counts, StageCounts, TimedResults, is_blank, query_image, query_text
 from routerl_jax.knowledge.client.schema import TEXT_KEYS, Documents, document_passage, passage_of
 from routerl_jax.knowledge.client.transport import Retries, Unavailable
 from routerl_jax.services.background import gather_bounded, shared_loop
-from routerl_jax.services.retries import ReplyError, bounded, error_of, may_pass, retry_after
+from routerl_jax.services.http import ReplyError, bounded, error_of, may_pass, retry_after
 
 
 class McpTool:
@@ -32,7 +31,7 @@ class McpTool:
     Its answer becomes passages. Structured content may have the form of our own servers (`{"passages": [..]}`), or be a list of
     objects with a text (under `text`, `content`, `contents`, `snippet` or `description`). Otherwise each block of text, picture
     or resource becomes a passage. Safe to use from several threads. After a crash, the next call starts the server or connects
-    to it again; if the server no longer knows the session, this call does. A reply whose status may pass (remote.retries) is
+    to it again; if the server no longer knows the session, this call does. A reply whose status may pass (services.http) is
     asked for again.
 
     Args:

@@ -14,11 +14,11 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
-from routerl_jax.core.checked import Fraction, NonNegative, checked
+from routerl_jax.core.config import Fraction, NonNegative, checked
 from routerl_jax.core.packages import needs
 from routerl_jax.core.progress import Bar
+from routerl_jax.core.text import words as text_words
 from routerl_jax.core.types import Passage
-from routerl_jax.core.words import words as text_words
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.builds import (
     VERSIONS,
@@ -40,7 +40,7 @@ from routerl_jax.knowledge.tables import holds_tables, read_tables, table_passag
 from routerl_jax.knowledge.writer import StoreWriter, explained
 
 _BLOCK = 8192  # passages read at a time
-# How texts are split: in any script (core.words), or words of two letters or more, as in bm25s's default.
+# How texts are split: in any script (core.text), or words of two letters or more, as in bm25s's default.
 _SPLITS: dict[str, Callable[[str], list[str]]] = {
     "any": functools.partial(text_words, pairs=True),
     "latin": re.compile(r"(?u)\b\w\w+\b").findall,

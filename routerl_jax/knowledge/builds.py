@@ -20,13 +20,13 @@ from absl import logging
 from jaxtyping import Float32
 
 from routerl_jax.core.buckets import fetched, in_bucket, url_of
-from routerl_jax.core.checked import Count, Size, checked
+from routerl_jax.core.config import Count, Size, checked
 from routerl_jax.core.files import write_atomic
+from routerl_jax.core.packages import code_version
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.types import Passage
-from routerl_jax.core.version import code_version
 from routerl_jax.knowledge.corpus import READING, checked_passages, corpus_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, own_prefix, resolved_encoder
 from routerl_jax.knowledge.faiss import FaissVectors

@@ -36,10 +36,9 @@ from typing import Any, BinaryIO
 import numpy as np
 from absl import logging
 
-from routerl_jax.core.compressed import open_bytes, plain_name, plain_suffix
-from routerl_jax.core.rows import RowLocation, read_rows
+from routerl_jax.core.rows import RowLocation, open_bytes, plain_name, plain_suffix, read_rows
+from routerl_jax.core.text import split
 from routerl_jax.core.types import Passage
-from routerl_jax.core.words import split
 from routerl_jax.data.formats.tables import read_named_columns
 from routerl_jax.knowledge.corpora import documents
 from routerl_jax.knowledge.corpora.wikipedia import linked_passages, read_dump

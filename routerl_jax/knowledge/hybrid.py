@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float32
 
 from routerl_jax.core.buckets import fetched, in_bucket, resolve_url, url_of
-from routerl_jax.core.checked import NonNegative, Size, checked
+from routerl_jax.core.config import NonNegative, Size, checked
 from routerl_jax.core.text import one_line
 from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.base import (

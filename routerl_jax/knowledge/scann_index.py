@@ -21,8 +21,7 @@ from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
-from routerl_jax.core.checked import BelowOne, Count, NonNegative, checked
-from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.config import BelowOne, Count, NonNegative, checked, from_config_dict
 from routerl_jax.core.packages import install_hint
 from routerl_jax.knowledge.index import SPARE, VectorIndex, VectorSource, jittered, kth_best, recall
 

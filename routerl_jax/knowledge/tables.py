@@ -19,8 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from routerl_jax.core.compressed import plain_name, plain_suffix
-from routerl_jax.core.rows import RowLocation, checked_path, read_rows
+from routerl_jax.core.rows import RowLocation, checked_path, plain_name, plain_suffix, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.data.formats.tables import read_cells
 from routerl_jax.knowledge.corpora.wikipedia import table_rows

@@ -27,7 +27,7 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float, Int
 
-from routerl_jax.core.checked import Fraction, PositiveFraction, Seed, Size, checked
+from routerl_jax.core.config import Fraction, PositiveFraction, Seed, Size, checked
 from routerl_jax.core.files import atomic_file
 from routerl_jax.core.packages import needs
 from routerl_jax.core.progress import Bar
@@ -58,9 +58,8 @@ from routerl_jax.knowledge.tables import count_words
 from routerl_jax.knowledge.writer import Part, StoreWriter, left_out
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cache import SqliteCache
-from routerl_jax.services.cached import CachedModel
 from routerl_jax.services.config import ChatModelConfig
-from routerl_jax.services.load import chat_model
+from routerl_jax.services.load import CachedModel, chat_model
 
 # added to covariances, in units of the points' mean variance: with less, BIC likes clusters of two or three points, whose
 # likelihood has no bound

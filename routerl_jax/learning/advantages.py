@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Int
 
 from routerl_jax.core.registry import Registry
+from routerl_jax.core.types import Episode
 
 Compare = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (rewards [N], groups [N]) -> advantages [N]
 
@@ -210,3 +212,206 @@ def groups_without_signal(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarr
     """For each group, whether all its rewards are equal, so that it gives no signal."""
     ids = np.unique(groups)
     return np.asarray([np.ptp(rewards[groups == group]) < 1e-9 for group in ids])
+
+
+# --- turns -------------------------------------------------------------------------------------------------------------
+# Advantages of turns: each turn is credited with what follows from it, besides the outcome that all turns share.
+#
+# The equation, for turn k of attempt i at a question, with turn rewards r, outcome reward R, discount g and weight w:
+#
+#     G[i, k] = sum over judged l >= k of g^(l - k) r[i, l]
+#     A[i, k] = N(R)[i] + w N(G)[i, k]    if turn k of attempt i is judged
+#     A[i, k] = N(R)[i]                   if no reward judges it
+#
+# N is the configured advantage (learning/advantages.py): for R over the attempts at the question, for G over the judged
+# turns that are compared. Rewards that judge different turns have an N(G) each, and these are added. MT-GRPO (arXiv
+# 2505.11821) has two turns with g = 0; GiGPO (arXiv 2505.10978) compares turns at equal states.
+#
+# Which turns are compared must not depend on what they do, or the difference would not be due to them. Turns of one
+# question at the same position (`position`) are in states that differ by what the attempts did before. With `rloo` and
+# g = 1 the baseline does not depend on the turn itself, so the gradient is unbiased whichever attempts get that far.
+
+
+def rewards_to_go(rewards: Sequence[Float[np.ndarray, " K"]], discount: float = 1.0) -> list[Float[np.ndarray, " K"]]:
+    """G of every turn of every attempt, with the turn's own reward as the first term.
+
+    Args:
+      rewards: per attempt, the rewards of its turns in order; NaN for turns that are not judged, which add nothing.
+      discount: g, in [0, 1].
+    """
+    result = []
+    for of_turns in rewards:
+        to_go = np.zeros(len(of_turns))
+        following = 0.0
+        for k in range(len(of_turns) - 1, -1, -1):
+            own = 0.0 if np.isnan(of_turns[k]) else float(of_turns[k])
+            following = own + discount * following
+            to_go[k] = following
+        result.append(to_go)
+    return result
+
+
+def turn_advantages(
+    outcomes: Float[np.ndarray, " N"],
+    rewards: Sequence[Float[np.ndarray, " K"]],
+    groups: Int[np.ndarray, " N"],
+    compared: Sequence[Sequence[Hashable]],
+    advantage: Compare,
+    *,
+    discount: float = 1.0,
+    weight: float = 1.0,
+) -> list[Float[np.ndarray, " K"]]:
+    """A of every turn of every attempt (the equation above).
+
+    Args:
+      outcomes: per attempt, the outcome reward, without the rewards of turns.
+      rewards: per attempt, the rewards of its turns in order; NaN for turns that are not judged.
+      groups: per attempt, the index of its question.
+      compared: per attempt and turn, a key; turns of the same question and key are compared.
+      advantage: N, (values, groups) -> advantages.
+    """
+    shared = np.asarray(advantage(np.asarray(outcomes, np.float64), groups), np.float64)
+    own = judged_advantages(rewards, groups, compared, advantage, discount=discount)
+    return [total + weight * part for total, part in zip(shared, own)]
+
+
+def judged_advantages(
+    rewards: Sequence[Float[np.ndarray, " K"]],
+    groups: Int[np.ndarray, " N"],
+    compared: Sequence[Sequence[Hashable]],
+    advantage: Compare,
+    *,
+    discount: float = 1.0,
+) -> list[Float[np.ndarray, " K"]]:
+    """N(G) of every turn of every attempt, 0 of those that are not judged. Args: see `turn_advantages`."""
+    names: dict[Hashable, int] = {}
+    turn_groups = [
+        names.setdefault((int(group), name), len(names)) for group, turns in zip(groups, compared) for name in turns
+    ]
+    flat = np.concatenate([np.zeros(0), *rewards_to_go(rewards, discount)])
+    judged = ~np.isnan(np.concatenate([np.zeros(0), *rewards]))
+    own = np.zeros(len(flat))
+    if judged.any():
+        own[judged] = advantage(flat[judged], np.asarray(turn_groups, int)[judged])
+    return np.split(own, np.cumsum([len(of_turns) for of_turns in rewards])[:-1])
+
+
+# --- choices of which every alternative was tried ----------------------------------------------------------------------
+# Counterfactual advantages of a choice, when every alternative was tried.
+#
+# At a decision the policy chooses among n alternatives with probabilities pi_r. If each was tried once and had the
+# value V_r,
+#
+#     b = sum over r of pi_r V_r        A_r = V_r - b
+#
+# is the advantage of choosing r, without the noise of drawing one alternative. The gradient of the expected value is
+#
+#     sum over r of pi_r (A_r grad log pi_r + gradient of the text after r),
+#
+# plus the gradient of the text before the decision. So the tokens of try r have weight pi_r (`policy`). With weights
+# `even` they have weight 1 / n, as if the policy chose all alternatives equally often. Then it learns about an
+# alternative that it rarely takes as fast as about any other.
+
+Baseline = Literal["policy", "mean"]
+Weights = Literal["policy", "even"]
+
+
+def probabilities(logprobs: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """pi_r: the alternatives' probabilities, scaled to a sum of 1 (because the policy may also write something else)."""
+    logprobs = np.asarray(logprobs, np.float64)
+    odds = np.exp(logprobs - logprobs.max())
+    return odds / odds.sum()
+
+
+def choice_advantages(
+    values: Float[np.ndarray, " n"], logprobs: Float[np.ndarray, " n"], baseline: Baseline = "policy"
+) -> Float[np.ndarray, " n"]:
+    """A_r of each alternative.
+
+    Args:
+      values: V_r, the value of each alternative.
+      logprobs: log-probability of each alternative under the policy.
+      baseline: b as above (`policy`), or the plain mean of the values (`mean`).
+    """
+    values = np.asarray(values, np.float64)
+    return values - (probabilities(logprobs) @ values if baseline == "policy" else values.mean())
+
+
+def try_weights(logprobs: Float[np.ndarray, " n"], weights: Weights = "policy") -> Float[np.ndarray, " n"]:
+    """The weight of each try: pi_r (`policy`) or 1 / n (`even`)."""
+    return probabilities(logprobs) if weights == "policy" else np.full(len(logprobs), 1 / len(logprobs))
+
+
+# --- masks -------------------------------------------------------------------------------------------------------------
+# Masks: named functions that say whether an episode is left out of the loss. It still counts in its group.
+
+EPISODE_MASKS: Registry[Callable[[Episode], bool]] = Registry("episode mask")
+
+
+@EPISODE_MASKS.register("void_turns")
+def void_turns(episode: Episode) -> bool:
+    """Some turn has neither a complete call nor an answer (SimpleTIR, arXiv 2509.02479).
+
+    Text after such turns is often unlikely under the policy itself, and its gradients are large and useless.
+    """
+    return episode.invalid_actions > 0
+
+
+@EPISODE_MASKS.register("overlong")
+def overlong(episode: Episode) -> bool:
+    """A token limit ended the episode, so its reward says little about it (DAPO, arXiv 2503.14476, section 3.4)."""
+    return episode.truncated
+
+
+@EPISODE_MASKS.register("unjudged")
+def unjudged(episode: Episode) -> bool:
+    """The judge gave no verdict that counts.
+
+    Such episodes are always left out, whether or not this mask is configured: nothing is known about their answers, and their
+    reward is a placeholder (rewards.terms.judge_reward).
+    """
+    return episode.verdict is not None and episode.verdict.counts is None
+
+
+# --- importance ratios -------------------------------------------------------------------------------------------------
+# How far sampled tokens are off the policy: importance ratios between the learner's weights and the sampler's, and
+# limits.
+#
+# Everywhere, `learner` are log-probabilities under the weights before a step's updates, and `sampler` those with which
+# the tokens were sampled. They differ by numerics and, if rollouts are generated ahead of the updates, by the weights.
+
+_MAX_LOG_RATIO = 20.0
+
+
+def truncated_importance(
+    learner: Sequence[Float[np.ndarray, " T"]], sampler: Sequence[Float[np.ndarray, " T"]], cap: float
+) -> list[Float32[np.ndarray, " T"]]:
+    """min(p_learner / p_sampler, cap) per token, a factor for advantages: truncated importance sampling (F. Yao et al., 2025).
+
+    It corrects differences in numerics and, of rollouts that were generated ahead, in weights.
+    """
+    return [
+        np.minimum(np.exp(np.clip(ours - theirs, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)), cap).astype(np.float32)
+        for ours, theirs in zip(learner, sampler)
+    ]
+
+
+def log_ratio_sums(
+    learner: Sequence[Float[np.ndarray, " T"]],
+    sampler: Sequence[Float[np.ndarray, " T"]],
+    masks: Sequence[Bool[np.ndarray, " T"]],
+) -> Float[np.ndarray, " S"]:
+    """Per sequence, log prod_t (p_learner / p_sampler) over its trained tokens, in nats; 0 without any."""
+    return np.asarray(
+        [float((ours.astype(np.float64) - theirs)[mask].sum()) for ours, theirs, mask in zip(learner, sampler, masks)],
+        np.float64,
+    )
+
+
+def outside(log_ratios: Float[np.ndarray, " S"], bound: float) -> Bool[np.ndarray, " S"]:
+    """Whether each ratio is outside [1 / bound, bound]; a ratio that is not finite is.
+
+    Args:
+      bound: above 1.
+    """
+    return ~(np.abs(log_ratios) <= np.log(bound))

@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 from absl import logging
 from flax import nnx
 
@@ -62,6 +61,9 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | pathlib.Path, keep: int) -> None:
+        import orbax.checkpoint as ocp  # not with this module: it takes most of a second
+
+        self._ocp = ocp
         self.directory = _root(pathlib.Path(directory))
         self._sums: dict[str, int] = {}  # of the checkpoint that is being written
         self._writing = 0  # its step
@@ -109,8 +111,8 @@ class Checkpoints:
             self._manager.delete(replaced)
         self._writing, self._sums = step, bit_sums(_named(_items(state, reference)))
         extra = {**extra, DIGESTS: True}
-        items = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
-        self._manager.save(step, args=ocp.args.Composite(extra=ocp.args.JsonSave(extra), **items))
+        items = {name: self._ocp.args.StandardSave(tree) for name, tree in trees.items()}
+        self._manager.save(step, args=self._ocp.args.Composite(extra=self._ocp.args.JsonSave(extra), **items))
 
     def restore(
         self,
@@ -147,10 +149,10 @@ class Checkpoints:
 
     def rollouts(self, step: int) -> bytes:
         """The bytes of rollouts that were saved with a step; b"" if there are none."""
-        extra = self._read(step, extra=ocp.args.JsonRestore())["extra"]
+        extra = self._read(step, extra=self._ocp.args.JsonRestore())["extra"]
         if not (count := extra.get("rollout_bytes", 0)):
             return b""
-        like = ocp.args.StandardRestore({"bytes": np.zeros(count, np.uint8)})
+        like = self._ocp.args.StandardRestore({"bytes": np.zeros(count, np.uint8)})
         rollouts = np.asarray(self._read(step, rollouts=like)["rollouts"]["bytes"]).tobytes()
         if hashlib.sha256(rollouts).hexdigest() != extra.get("rollout_sha256", hashlib.sha256(rollouts).hexdigest()):
             raise self._damaged(step, "the waiting rollouts have other bytes than were written")
@@ -177,7 +179,7 @@ class Checkpoints:
                 f"{self.directory} has no checkpoint of step {step}; it has {sorted(self._manager.all_steps())}"
             )
         sums = self._check_files(step)
-        extra = self._read(step, extra=ocp.args.JsonRestore())["extra"]
+        extra = self._read(step, extra=self._ocp.args.JsonRestore())["extra"]
         check_same_model(extra["model"], model, f"{self.directory} step {step}")
         check_same_adapter(extra.get("lora"), lora, f"{self.directory} step {step}")
         if extra.get("frozen", "") != frozen:
@@ -188,8 +190,8 @@ class Checkpoints:
         return extra, sums
 
     def _restore(self, step: int, trees: dict[str, Any], written: dict[str, int]) -> Any:
-        shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, trees)
-        restored = self._read(step, **{name: ocp.args.StandardRestore(tree) for name, tree in shapes.items()})
+        shapes = jax.tree.map(self._ocp.utils.to_shape_dtype_struct, trees)
+        restored = self._read(step, **{name: self._ocp.args.StandardRestore(tree) for name, tree in shapes.items()})
         if written:
             sums = bit_sums(_named({name: restored[name] for name in trees}))
             if changed := [name for name, value in sums.items() if value != written.get(name)]:
@@ -200,7 +202,7 @@ class Checkpoints:
         """orbax's `restore`, whose many errors (of parsers, decoders, checksums) become one."""
         restored, failure = None, ""
         try:
-            restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+            restored = self._manager.restore(step, args=self._ocp.args.Composite(**items))
         except (jax.errors.JaxRuntimeError, MemoryError):
             raise  # too little memory
         except Exception as error:

@@ -67,7 +67,7 @@ def target_scores(
       direction: "forward", sum_v q(v) log(q(v) / p(v)); "reverse", sum_v p(v) log(p(v) / q(v)); both at the temperature.
       images: the images of every shard of rows, [S, P, ...].
       image_index: for each token, the index of its feature among its shard's images; -1: none.
-      segment_ends: segment ends, if sequences share their beginnings (learning/prefixes.py).
+      segment_ends: segment ends, if sequences share their beginnings (learning/batch.py).
       routes: the experts of each token, of the model and the reference alike; default: each router chooses.
     """
 

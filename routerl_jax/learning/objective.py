@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from routerl_jax.core.checked import NonNegative, checked
+from routerl_jax.core.config import NonNegative, checked
 from routerl_jax.learning.logprobs import Scores
 from routerl_jax.learning.losses import (
     POLICY_LOSSES,

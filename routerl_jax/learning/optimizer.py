@@ -11,7 +11,7 @@ import optax
 import optax.contrib
 from flax import nnx
 
-from routerl_jax.core.checked import BelowOne, Count, Fraction, NonNegative, Positive, checked
+from routerl_jax.core.config import BelowOne, Count, Fraction, NonNegative, Positive, checked
 
 # Muon works on matrices. For each weight of a (stacked) layer: its input axes (summed over) and its output axes. The weights of
 # experts (models/experts.py) have one axis more, the experts', before them.

@@ -231,7 +231,7 @@ class Decoder(nnx.Module):
 
         Args:
           positions: rotary; [3, B, T] (time, row, column) for vision-language models.
-          segment_ends: ends of segments, for sequences with shared prefixes (learning/prefixes.py).
+          segment_ends: ends of segments, for sequences with shared prefixes (learning/batch.py).
           features: features of images among the tokens.
           remat: trades compute for memory in the backward pass.
           attention: the implementation of attention; default: the best for the weights' devices. Inside jit these are unknown,

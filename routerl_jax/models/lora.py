@@ -22,7 +22,7 @@ from flax import nnx
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from routerl_jax.core.checked import Count, NonNegative, Positive, checked
+from routerl_jax.core.config import Count, NonNegative, Positive, checked
 from routerl_jax.models import projection
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.projection import MODULES, QTYPES, Scales

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from absl import logging
 
 from routerl_jax.core.buckets import fetched
-from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.files import cache_directory
 
 
 @dataclasses.dataclass(frozen=True)

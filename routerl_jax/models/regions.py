@@ -17,7 +17,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from routerl_jax.core.checked import Count, NonNegative, checked
+from routerl_jax.core.config import Count, NonNegative, checked
 
 Size = tuple[int, int]
 Pixels = tuple[int, int, int, int]

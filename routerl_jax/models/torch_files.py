@@ -21,7 +21,7 @@ import numpy as np
 from absl import logging
 from safetensors.numpy import save_file
 
-from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.files import cache_directory
 from routerl_jax.models.safetensors_files import weight_map
 
 _INDEX, _WHOLE = "pytorch_model.bin.index.json", "pytorch_model.bin"

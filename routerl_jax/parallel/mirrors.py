@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator
 from absl import logging
 
 from routerl_jax.core import buckets
-from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.files import cache_directory
 from routerl_jax.parallel import multihost
 
 CHECKPOINTS = "checkpoints"

@@ -11,7 +11,7 @@ import platform
 import shutil
 import sys
 
-from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.files import cache_directory
 
 _TUNABLE = "glibc.malloc.hugetlb=1"
 # PCI devices and the vendor's id; JAX looks for TPUs in the same place

@@ -13,15 +13,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.agents.grammar import GRAMMARS, Grammar, between, check_one_tool, unshown
-from routerl_jax.core.text import split_thoughts
+from routerl_jax.agents.grammar import Grammar, between, check_one_tool, unshown
+from routerl_jax.core.text import garbled, split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Passage
-from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.recipes.search import search_recipe
-from routerl_jax.rewards.garbled import garbled
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.rewards.terms import READS_TAGS, REWARD_TERMS
+from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
+from routerl_jax.rewards.terms import READS_TAGS
 
 BEGIN_QUERY, END_QUERY = "<|begin_of_query|>", "<|end_of_query|>"
 BEGIN_DOCUMENTS, END_DOCUMENTS = "<|begin_of_documents|>", "<|end_of_documents|>"
@@ -33,10 +30,9 @@ MAX_SEARCHES = (
 TRAIN_K, EVALUATION_K = 3, 5  # documents per search
 PROMPT_SUFFIX = "<think>"  # fed, so the policy must not write <think> itself
 
-RECIPES.register("r1_searcher")(search_recipe("r1_searcher", headline=("cover_em",)))  # ACC_R
+recipe = search_recipe("r1_searcher", headline=("cover_em",))  # ACC_R
 
 
-@GRAMMARS.register("r1_searcher")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class R1SearcherGrammar(Grammar):
     """Queries between marks in running text, documents right after them, reasoning until </think>, then the answer.
@@ -108,7 +104,6 @@ class R1SearcherGrammar(Grammar):
         return INSTRUCTIONS
 
 
-@GRAMMARS.register("r1_searcher_answer")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class R1SearcherOpenedAnswer(R1SearcherGrammar):
     """Like "r1_searcher", but the answer is begun for the policy when the budget is spent; a small policy would search on.
@@ -240,19 +235,16 @@ def violations(episode: Episode, rules: str = "paper") -> list[str]:
     return [name for name in RULES[rules] if VIOLATIONS[name](episode)]
 
 
-@REWARD_TERMS.register("r1_searcher.format")
 def format_kept(episode: Episode, rules: str = "paper") -> float:
     """1 without violations, else 0 (eq. 2, whose weight is 0.5)."""
     return float(not violations(episode, rules))
 
 
-@REWARD_TERMS.register("r1_searcher.violation")
 def violation(episode: Episode, rules: str = "paper") -> float:
     """1 with any violation, else 0 (eq. 3, whose weight is -2)."""
     return float(bool(violations(episode, rules)))
 
 
-@REWARD_TERMS.register("r1_searcher.answer")
 def answer(episode: Episode, metric: str = "f1", signed: bool = False, normalizer: str = "r1_searcher") -> float:
     """The answer's score (eq. 4); 0 if the policy did not write the tags itself.
 
@@ -267,13 +259,11 @@ def answer(episode: Episode, metric: str = "f1", signed: bool = False, normalize
     return 2 * score - 1 if signed else score
 
 
-@REWARD_TERMS.register("r1_searcher.calls")
 def calls_in_order(episode: Episode) -> float:
     """1 if there is at least one search and every query mark belongs to a search (the Llama server's stage 1)."""
     return float(bool(episode.calls) and not _query_tags(episode) and not _documents(episode))
 
 
-@REWARD_TERMS.register("r1_searcher.tags")
 def tags_in_order(episode: Episode) -> float:
     """1 if there are exactly one </think>, <answer> and </answer> and no <think> (the Llama server's stage 1)."""
     return float(not _think_tags(episode) and not _answer_tags(episode))

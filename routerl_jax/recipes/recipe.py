@@ -42,7 +42,18 @@ class Recipe:
 TOOL_CALLS = "tool_calls"  # the grammar that recipes with a protocol of their own take, too
 
 # (config.agent, config.stages, names of the knowledge bases, config.evaluation.normalizer) -> Recipe
-RECIPES: Registry[Callable[..., Recipe]] = Registry("recipe")
+RECIPES: Registry[Callable[..., Recipe]] = Registry(
+    "recipe",
+    {
+        "mmsearch_r1": "routerl_jax.recipes.mmsearch_r1.recipe:mmsearch_r1",
+        "r1_router": "routerl_jax.recipes.r1_router.recipe:r1_router",
+        "r1_searcher": "routerl_jax.recipes.r1_searcher:recipe",
+        "routerag": "routerl_jax.recipes.routerag:recipe",
+        "search": "routerl_jax.recipes.search:recipe",
+        "search_r1": "routerl_jax.recipes.search_r1:recipe",
+        "vrag_rl": "routerl_jax.recipes.vrag_rl.recipe:vrag_rl",
+    },
+)
 
 
 def check_own_protocol(agent: AgentConfig, recipe: str, prompt: str, instead_of_on_invalid: str) -> None:

@@ -10,15 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float
 
-from routerl_jax.agents.grammar import GRAMMARS, Grammar, RouteChoices, unshown
+from routerl_jax.agents.grammar import Grammar, RouteChoices, unshown
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Passage
-from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.recipes.search import search_recipe
 from routerl_jax.recipes.search_r1 import ACTION
-from routerl_jax.rewards.metrics import exact_match
-from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.rewards.terms import REWARD_TERMS, StepTerm
+from routerl_jax.rewards.metrics import accepted_answers, exact_match
+from routerl_jax.rewards.terms import StepTerm
 
 TOOLS = ("passage", "graph", "graph_passage")  # the last one joins the rankings of the other two (knowledge.hybrid)
 
@@ -39,10 +37,9 @@ _WELL_FORMED = re.compile(
 )
 
 
-RECIPES.register("routerag")(search_recipe("routerag", headline=("em", "f1")))
+recipe = search_recipe("routerag", headline=("em", "f1"))
 
 
-@GRAMMARS.register("routerag")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RouteRAGGrammar(Grammar):
     """RouteRAG's tags (Algorithm 1, appendix B.2): a thought, then a search that begins with its modes, or the answer.
@@ -148,7 +145,6 @@ class RouteRAGGrammar(Grammar):
         )
 
 
-@GRAMMARS.register("routerag_answer")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OpenedAnswer(RouteRAGGrammar):
     """Like "routerag", but `<answer>` is begun for the policy when the budget is spent; a small policy would search on."""
@@ -214,4 +210,4 @@ def efficiency(
     return [mean - float(s) if fine else 0.0 for s, fine in zip(scaled, right)]
 
 
-REWARD_TERMS.register("routerag.efficiency")(StepTerm(efficiency))
+EFFICIENCY = StepTerm(efficiency)

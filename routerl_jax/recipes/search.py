@@ -14,7 +14,7 @@ from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.config import naming
-from routerl_jax.recipes.recipe import RECIPES, Recipe, Stage
+from routerl_jax.recipes.recipe import Recipe, Stage
 from routerl_jax.rewards.terms import RewardFunction
 
 
@@ -78,7 +78,7 @@ def search_recipe(own_grammar: str, headline: tuple[str, ...] = ("em",)) -> Call
 
 
 # Not from a paper: R1-Router's tags in one growing conversation. With config.agent.grammar, any protocol of your own.
-RECIPES.register("search")(search_recipe("r1_router"))
+recipe = search_recipe("r1_router")
 
 
 def stages_of(stages: Mapping[str, StageSettings], normalizer: str) -> list[Stage]:

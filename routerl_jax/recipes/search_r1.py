@@ -10,10 +10,9 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.agents.grammar import GRAMMARS, Grammar, check_one_tool, unshown
+from routerl_jax.agents.grammar import Grammar, check_one_tool, unshown
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Passage
-from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.recipes.search import search_recipe
 
 # One stage (paper, eq. 4): exact match after the `search_r1` normaliser.
@@ -26,10 +25,9 @@ ACTION = re.compile(r"<(search|answer)>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
 _THINK = rf"<think>{_CONTENT}</think>\s*"
 
 
-RECIPES.register("search_r1")(search_recipe("search_r1"))
+recipe = search_recipe("search_r1")
 
 
-@GRAMMARS.register("search_r1")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SearchR1Grammar(Grammar):
     """A thought in `<think>`, a query in `<search>`, the results in `<information>` right after it, and at last `<answer>`.

@@ -5,7 +5,7 @@ prediction of None (no answer) scores 0. A text that a normaliser would erase ("
 So an empty prediction never matches, and not every prediction covers such a gold answer. No gold answer at all, or an unknown
 normaliser, is a ValueError.
 
-Released scorers compare code points. Here texts are also compared as they look (`core.words.folded`: accents in one or two
+Released scorers compare code points. Here texts are also compared as they look (`core.text.folded`: accents in one or two
 code points, curly quotation marks, dashes, wide digits, characters without width), before any normaliser, and the better score
 counts. So no score is lower than the released one. Signs of numbers stay when texts are compared as they look: "−5", with a
 minus sign, is "-5" and not "5". Text in scripts without spaces between words (Chinese, Japanese, Thai, ..)
@@ -17,14 +17,104 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import string
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
 
 import numpy as np
 
-from routerl_jax.core.words import folded, is_unspaced, split
-from routerl_jax.rewards.normalize import NORMALIZERS, r1_searcher
+from routerl_jax.core.registry import Registry
+from routerl_jax.core.text import folded, is_unspaced, split
+from routerl_jax.core.types import Example
+
+# --- normalisers -------------------------------------------------------------------------------------------------------
+# The three common answer normalisers. They are not interchangeable: results differ by points between them.
+
+Normalizer = Callable[[str], str]
+NORMALIZERS: Registry[Normalizer] = Registry("normalizer")
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_DELETE_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SPACE_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
+_BOOLEANS = {"True": "yes", "False": "no"}
+
+
+def _squeeze(text: str) -> str:
+    return " ".join(text.split())
+
+
+@NORMALIZERS.register("search_r1")
+def search_r1(text: str) -> str:
+    """SQuAD style (Search-R1, RouteRAG, MMSearch-R1): lower case, punctuation deleted, then a/an/the, then spaces."""
+    return _squeeze(_ARTICLES.sub(" ", text.lower().translate(_DELETE_PUNCTUATION)))
+
+
+@NORMALIZERS.register("r1_searcher")
+def r1_searcher(text: str) -> str:
+    """HotpotQA style as in R1-Searcher: punctuation becomes a space before articles are removed, so "a.k.a." is "k".
+
+    A text that is exactly `True` or `False` becomes yes or no first.
+    """
+    text = _BOOLEANS.get(text.strip(), text)
+    return _squeeze(_ARTICLES.sub(" ", text.lower().translate(_SPACE_PUNCTUATION)))
+
+
+_VQA_MARKS = ';/[]"{}()=+\\_-><@`,?!'
+_VQA_ARTICLES = frozenset({"an", "the"})
+_NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_VQA_NUMBERS = {word: str(number) for number, word in enumerate(_NUMBER_WORDS)}
+_DIGIT_COMMA = re.compile(r"\d,\d")
+# The released pattern looks for a digit before the period too, but a typo disables that: "in 1990." becomes "in 1990".
+_PERIOD = re.compile(r"\.(?!\d)")
+_COLON = re.compile(r":(?!\d)")
+
+# Forms whose bare spelling is another word (she'll, it's, let's) are left out as in VQA; so is i'm, which would rewrite
+# the German "im" (VQA's table has it with a capital, so it never matched the lower-cased text).
+_CONTRACTION_TABLE = """
+    ain't aren't can't could've couldn't couldn't've didn't doesn't don't hadn't hadn't've hasn't haven't
+    he'd he'd've he's how'd how'll how's isn't it'd it'd've it'll ma'am might've mightn't mightn't've
+    must've mustn't needn't not've o'clock oughtn't 'ow's'at shan't she'd've should've shouldn't shouldn't've
+    somebody'd somebody'd've somebody'll somebody's someone'd someone'd've someone'll someone's
+    something'd something'd've something'll that's there'd there'd've there're there's
+    they'd they'd've they'll they're they've 'twas wasn't we'd've we've weren't what'll what're what's what've
+    when's where'd where's where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't
+    wouldn't've y'all y'all'll y'all'd've you'd you'd've you'll you're you've
+"""
+_CONTRACTIONS = frozenset(_CONTRACTION_TABLE.split())
+
+
+def _without_apostrophes(word: str) -> Iterator[str]:
+    """The spellings of a contraction without one or more of its apostrophes."""
+    first, *rest = word.split("'")
+    for marks in itertools.product(("", "'"), repeat=len(rest)):
+        if not all(marks):
+            yield first + "".join(mark + part for mark, part in zip(marks, rest))
+
+
+_RESTORED = {bare: word for word in _CONTRACTIONS for bare in _without_apostrophes(word)}
+
+
+@NORMALIZERS.register("vqa")
+def vqa(text: str) -> str:
+    """VQA / OK-VQA style as in R1-Router: zero..ten become digits, an/the are removed, "a" stays, "dont" becomes "don't".
+
+    A punctuation mark is deleted throughout the text if it touches a space anywhere or the text has a comma between digits;
+    otherwise it becomes a space. Differences from the released scorer: "none" is not 0, the table of numbers does not grow,
+    periods beyond the 32nd are removed too, and words are split at spaces (without colons and outer quotes) instead of by NLTK.
+    """
+    text = re.sub(r"\s", " ", text).strip()
+    has_digit_comma = _DIGIT_COMMA.search(text) is not None
+    spaces = {
+        ord(mark): "" if has_digit_comma or f"{mark} " in text or f" {mark}" in text else " " for mark in _VQA_MARKS
+    }
+    text = _COLON.sub(" ", _PERIOD.sub("", text.translate(spaces)))
+    words = (word if word in _CONTRACTIONS else word.strip("'") for word in text.lower().split())
+    words = (_VQA_NUMBERS.get(word, word) for word in words if word not in _VQA_ARTICLES)
+    return _squeeze(" ".join(_RESTORED.get(word, word) for word in words))
+
+
+# --- metrics -----------------------------------------------------------------------------------------------------------
 
 Golds = str | Sequence[str]
 Words = tuple[str, ...]
@@ -197,3 +287,55 @@ def _levenshtein(first: str, second: str) -> int:
         new[1:] = np.minimum(row[1:] + 1, row[:-1] + (letters != ord(letter)))
         row = np.minimum.accumulate(new - columns) + columns  # insertions, one after the other
     return int(row[-1])
+
+
+# --- numerical answers within a range ----------------------------------------------------------------------------------
+# Numerical answers within a range, as InfoSeek accepts them.
+
+_SCALES = {"hundred": 1e2, "thousand": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
+_NUMBER = re.compile(  # the hyphen of "18-28" is no minus sign, and the 2 of "km2" no number
+    r"(?:\b(?:minus|negative) |(?<![\w.])-)?(?<![\w.])(?:(?:\d{1,3}(?:[, ]\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:e[+-]?\d+)?"
+    rf"(?:[ -](?:{'|'.join(_SCALES)})s?\b)?",
+    re.IGNORECASE,
+)
+_JOINT = re.compile(r"[^\d.,;]*?(?:-|~|\bto\b|\band\b)[^\d.,;]*")  # between the ends of a range
+_LEAST_SHARED = 0.5  # share of a predicted range and the accepted one together that must be in both
+
+
+def accepted_answers(example: Example, prediction: str | None) -> tuple[str, ...]:
+    """The accepted answers for a prediction: the example's own, and what of the prediction lies in one of the ranges
+    `[low, high]` of `metadata["answer_ranges"]` (ends included), as the prediction writes it.
+
+    Every number in a range is accepted. The prediction as a whole is accepted, too, as in InfoSeek's released scorer, if its
+    only number is ("about 170 metres", "11 million"); or if it is a range ("160-190 m", "between 160 and 190") that lies in
+    the accepted one, or shares with it at least half of what both cover. So every metric treats it like an exact answer.
+    Units are not converted.
+    """
+    ranges = example.metadata.get("answer_ranges") or ()
+    text = folded(prediction or "") if ranges else ""
+    matches = list(_NUMBER.finditer(text))
+    values = [_value(match[0]) for match in matches]
+    accepted = [match[0] for match, value in zip(matches, values) if any(low <= value <= high for low, high in ranges)]
+    if len(values) == 2 and _JOINT.fullmatch(text[matches[0].end() : matches[1].start()]):
+        if (scale := _scale(matches[1][0])) > 1 == _scale(matches[0][0]) and values[0] < values[1] / scale:
+            values[0] *= scale  # "10 to 12 million"
+        whole = any(_alike(min(values), max(values), low, high) for low, high in ranges)
+    else:
+        whole = len(values) == len(accepted) == 1
+    return tuple(dict.fromkeys((*example.answers, *accepted, *([prediction] if prediction and whole else ()))))
+
+
+def _scale(number: str) -> float:
+    return next((scale for name, scale in _SCALES.items() if name in number.lower()), 1.0)
+
+
+def _value(number: str) -> float:
+    digits = re.search(r"[\d.][\d, ]*(?:\.\d+)?(?:e[+-]?\d+)?", number, re.IGNORECASE)
+    assert digits is not None
+    sign = 1 if digits.start() == 0 else -1
+    return sign * float(digits[0].replace(",", "").replace(" ", "")) * _scale(number)
+
+
+def _alike(first: float, last: float, low: float, high: float) -> bool:
+    shared, covered = min(last, high) - max(first, low), max(last, high) - min(first, low)
+    return low <= first <= last <= high or (shared > 0 and shared >= _LEAST_SHARED * covered)

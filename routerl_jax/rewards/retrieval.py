@@ -7,11 +7,10 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+from routerl_jax.core.text import folded, states
 from routerl_jax.core.types import Episode, Example, Passage
-from routerl_jax.core.words import folded, states
 from routerl_jax.data.gold_paths import GoldHop, gold_path
-from routerl_jax.rewards.normalize import NORMALIZERS, search_r1
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import NORMALIZERS, accepted_answers, search_r1
 
 # normalised answers that say nothing about a passage that holds them
 CLOSED = frozenset(("yes", "no", "true", "false", "noanswer", "not answerable", "unanswerable"))

@@ -14,8 +14,7 @@ from jaxtyping import Float
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation, read_rows
 from routerl_jax.data.formats.format import distinct, strings
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS
 
 _PREDICTION_KEYS = ("prediction", "pred_answer")
 _UNREAD = ("answer_eval", "answer_ranges", "possible_answers", "candidate_answers")  # other keys of accepted answers

@@ -6,17 +6,52 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
 
 from routerl_jax.core.config import unknown_key
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Episode, Verdict
-from routerl_jax.rewards import format as formats
-from routerl_jax.rewards.metrics import ANSWER_METRICS, Golds
-from routerl_jax.rewards.normalize import NORMALIZERS
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS, Golds, accepted_answers
 from routerl_jax.rewards.retrieval import answer_found, found, has_gold, has_telling_answer
-from routerl_jax.rewards.verdicts import Judge, counts, judge_reward
+
+# --- judges ------------------------------------------------------------------------------------------------------------
+# The interface of judges, and the reward that their verdicts give.
+
+
+class Judge(Protocol):
+    """Decides for each episode whether its answer is right (`services.judge.ModelJudge` asks a language model)."""
+
+    def __call__(self, episodes: Sequence[Episode]) -> list[Verdict]:
+        """One verdict per episode, in order, the same on every process (a collective call)."""
+        ...
+
+
+def judge_reward(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list[float]:
+    """1 for an answer that the judge finds right, else 0. The judge decides what a failed verdict counts.
+
+    An episode whose verdict does not count (`Verdict.counts` is None) gets the mean of the counting ones at its question, or 0
+    if there are none. So it only changes the advantages of other attempts through the group's standard deviation. It is itself
+    left out of the loss (learning.advantages.unjudged).
+    """
+    counted: dict[str, list[float]] = {}
+    for episode, verdict in zip(episodes, verdicts, strict=True):
+        if verdict.counts is not None:
+            counted.setdefault(episode.example.id, []).append(verdict.counts)
+    means = {question: float(np.mean(values)) for question, values in counted.items()}
+    return [
+        means.get(episode.example.id, 0.0) if verdict.counts is None else verdict.counts
+        for episode, verdict in zip(episodes, verdicts)
+    ]
+
+
+def counts(episode: Episode) -> bool:
+    """Whether an episode counts in the means of a judged term: no judge was asked, or its verdict counts."""
+    return episode.verdict is None or episode.verdict.counts is not None
+
+
+# --- terms -------------------------------------------------------------------------------------------------------------
 
 # A term is a pure function of an episode. If it has a keyword `normalizer`, it gets the run's; a keyword `verdict` gets the
 # judge's verdict on the episode. Other keywords are options for the configuration.
@@ -53,7 +88,29 @@ class TurnTerm:
         return self.function(episodes, **options)
 
 
-REWARD_TERMS: Registry[Callable[..., Any]] = Registry("reward term")  # RewardTerm, StepTerm or TurnTerm
+# Each entry is a RewardTerm, a StepTerm or a TurnTerm. Those of the papers are imported when a configuration names them.
+REWARD_TERMS: Registry[Callable[..., Any]] = Registry(
+    "reward term",
+    {
+        "mmsearch_r1.accuracy": "routerl_jax.recipes.mmsearch_r1.rewards:accuracy",
+        "mmsearch_r1.format": "routerl_jax.recipes.mmsearch_r1.rewards:format_kept",
+        "mmsearch_r1.judged_accuracy": "routerl_jax.recipes.mmsearch_r1.rewards:JUDGED_ACCURACY",
+        "r1_router.answer": "routerl_jax.recipes.r1_router.rewards:ANSWER",
+        "r1_router.route": "routerl_jax.recipes.r1_router.rewards:ROUTE",
+        "r1_router.turn_answer": "routerl_jax.recipes.r1_router.turns:TURN_ANSWER",
+        "r1_router.turn_format": "routerl_jax.recipes.r1_router.turns:TURN_FORMAT",
+        "r1_router.turn_route": "routerl_jax.recipes.r1_router.turns:TURN_ROUTE",
+        "r1_searcher.answer": "routerl_jax.recipes.r1_searcher:answer",
+        "r1_searcher.calls": "routerl_jax.recipes.r1_searcher:calls_in_order",
+        "r1_searcher.format": "routerl_jax.recipes.r1_searcher:format_kept",
+        "r1_searcher.tags": "routerl_jax.recipes.r1_searcher:tags_in_order",
+        "r1_searcher.violation": "routerl_jax.recipes.r1_searcher:violation",
+        "routerag.efficiency": "routerl_jax.recipes.routerag:EFFICIENCY",
+        "vrag_rl.gated_judge": "routerl_jax.recipes.vrag_rl.rewards:GATED_JUDGE",
+        "vrag_rl.ndcg": "routerl_jax.recipes.vrag_rl.rewards:NDCG",
+        "vrag_rl.pattern": "routerl_jax.recipes.vrag_rl.rewards:pattern",
+    },
+)
 
 # Terms that look for a protocol's tags in what the policy wrote, and with which options they do. JSON tool calls have no tags.
 READS_TAGS: dict[str, Callable[[Mapping[str, Any]], bool]] = {}
@@ -72,14 +129,15 @@ for _name, _metric in ANSWER_METRICS.items():
 
 @REWARD_TERMS.register("format")
 def well_formed(episode: Episode) -> float:
-    """1 if the whole episode is well formed and answered, else 0."""
-    return float(formats.well_formed(episode))
+    """1 if there is an answer, every turn follows the grammar to the letter, and no action was invalid; else 0."""
+    whole = episode.invalid_actions == 0 and all(turn.well_formed for turn in episode.turns)
+    return float(whole and bool(answered(episode)))
 
 
 @REWARD_TERMS.register("answered")
 def answered(episode: Episode) -> float:
-    """1 if the episode has an answer, else 0."""
-    return float(formats.answered(episode))
+    """1 if the episode ended with an answer that is not blank, else 0."""
+    return float(bool(episode.answer and episode.answer.strip()))
 
 
 @REWARD_TERMS.register("searched")
@@ -146,10 +204,10 @@ class RewardFunction:
             judge, and there is none.
         """
         verdicts = self._verdicts(episodes) if self.asks else []
-        columns = {
-            name: [weight * value for value in _numbers(name, term(episodes, verdicts), episodes)]
-            for name, (weight, term) in self._bound.items()
-        }
+        columns = {}
+        for name, (weight, term) in self._bound.items():
+            values = zip(_one_for_each(name, term(episodes, verdicts), episodes), episodes)
+            columns[name] = [weight * _number(name, value, episode) for value, episode in values]
         rows = [{name: values[i] for name, values in columns.items()} for i in range(len(episodes))]
         return [{**row, "total": float(sum(row.values()))} for row in rows]
 
@@ -205,12 +263,8 @@ def _of_step(term: Callable[..., Any], options: Mapping[str, Any], judged: bool)
     return lambda episodes, _: term(episodes, **options)
 
 
-def _numbers(name: str, values: Any, episodes: Sequence[Episode]) -> list[float]:
-    """A term's values for the episodes of a step, as numbers. Raises ValueError unless there is one number per episode."""
-    return [_number(name, value, episode) for value, episode in zip(_one_for_each(name, values, episodes), episodes)]
-
-
 def _one_for_each(name: str, values: Any, episodes: Sequence[Episode]) -> list[Any]:
+    """A term's values for the episodes of a step. Raises ValueError unless there is one per episode."""
     if not isinstance(values, Iterable):
         raise ValueError(
             f"reward term {name!r} gave {_repr(values)} for the episodes of a step: it must give a list, one for each"

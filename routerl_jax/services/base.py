@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Message
 from routerl_jax.models.images import image_digest
 
@@ -20,7 +22,7 @@ class Completion:
       finish: "stop" (the model ended its answer), "length" (`max_tokens` cut it off) or "error".
       prompt_tokens, tokens: number of tokens read and written; 0 if unknown.
       cached: the answer came from a cache.
-      fault: the kind of the error (`llms.faults`); "" if it is unknown.
+      fault: the kind of the error (`services.faults`); "" if it is unknown.
       stopped_by: the stop string that ended the answer, if the server names it. It is not part of `text`.
       seconds: the time that the answer took; 0 if it was not measured.
     """
@@ -79,3 +81,23 @@ class ChatModel(Protocol):
           sample: number of the sample. To ask the same again and get another answer (above temperature 0), count it up.
         """
         ...
+
+
+# --- JSON by a schema --------------------------------------------------------------------------------------------------
+# Asks for JSON in the prompt of models that can't be forced to write it, and removes the reasoning around an answer.
+
+
+def with_schema(conversation: Sequence[Message], schema: Mapping[str, Any]) -> list[Message]:
+    """The conversation, with a request for JSON of this schema at the end of its last message."""
+    ask = f"\n\nWrite a single JSON value that fits the schema below. Write nothing before or after it.\n{json.dumps(schema)}"
+    *before, last = conversation
+    return [*before, dataclasses.replace(last, content=last.content + ask)]
+
+
+def without_thinking(text: str) -> str:
+    """An answer without the reasoning that some models write before it, between `<think>` and `</think>`.
+
+    If reasoning was cut off before its end, nothing of it remains. If its beginning was in the prompt, everything up to
+    `</think>` is removed.
+    """
+    return split_thoughts(text)[1].strip()

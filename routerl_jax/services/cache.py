@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from absl import logging
 from filelock import FileLock
 
-from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.files import cache_directory
 from routerl_jax.core.packages import needs
 
 _BATCH = 500  # keys per statement; SQLite takes 32,766 variables, older builds 999

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from routerl_jax.core.checked import Count, NonNegative, Positive, Size, checked
+from routerl_jax.core.config import Count, NonNegative, Positive, Size, checked
 from routerl_jax.services.judge_styles import JUDGE_STYLES
 
-Form = Literal["turns", "continue"]  # how a conversation becomes messages (llms.transcript)
+Form = Literal["turns", "continue"]  # how a conversation becomes messages (services.transcript)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class ChatModelConfig(EndpointConfig):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class PolicyModelConfig(EndpointConfig):
-    """A language model behind an endpoint as the policy of agents (`llms.policy.ChatModel`). An empty `model` means none."""
+    """An endpoint's language model as the policy of agents (`services.policy.ChatModel`). An empty `model` means none."""
 
     max_length: Size = 32768  # most tokens of a conversation; an estimate by the usual vocabularies
     # how observations within the policy's turn are sent. turns: as a user's message; continue: as part of the model's own
@@ -76,7 +76,7 @@ class PolicyModelConfig(EndpointConfig):
 class JudgeConfig(ChatModelConfig):
     """A language model that says whether answers are right. An empty `model` means no judge."""
 
-    style: str = "default"  # how the judge is asked: llms.judge_styles.JUDGE_STYLES
+    style: str = "default"  # how the judge is asked: services.judge_styles.JUDGE_STYLES
     pictures: bool = False  # the judge sees the question's pictures, too
     # how an answer counts if its verdict failed or can't be read. zero: as wrong; em: exact match decides; leave_out: it is
     # left out of means, and its rollout out of the loss

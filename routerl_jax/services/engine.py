@@ -18,8 +18,11 @@ from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.loop import EngineLoop
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.engine.streams import Generated
-from routerl_jax.services.base import Completion, conversation_json
-from routerl_jax.services.schemas import with_schema
+from routerl_jax.models.decoder import Decoder
+from routerl_jax.models.huggingface import load_pretrained
+from routerl_jax.models.lora import merged
+from routerl_jax.services.base import Completion, conversation_json, with_schema
+from routerl_jax.services.config import ChatModelConfig
 
 
 class EngineModel:
@@ -76,7 +79,8 @@ class EngineModel:
         try:
             prompt = engine.tokenizer.chat([self._marked(message) for message in conversation])
             images = [image for message in conversation for image in message.images]
-            stream = engine.open(prompt, _identity(conversation), sample, images=images)
+            identity = hashlib.sha256(json.dumps(conversation_json(conversation)).encode()).hexdigest()
+            stream = engine.open(prompt, identity, sample, images=images)
             engine.request(stream, max_tokens=max_tokens, sampling=sampling)
             generated = await self._loop.turn(stream)
             assert generated is not None, "nothing ends a turn early"
@@ -116,5 +120,11 @@ def _result(job: Future[Completion]) -> Completion:
         return Completion(error="no answer in the time that was left", finish="error")
 
 
-def _identity(conversation: Sequence[Message]) -> str:
-    return hashlib.sha256(json.dumps(conversation_json(conversation)).encode()).hexdigest()
+def engine_model(config: ChatModelConfig) -> EngineModel:
+    """A model on an engine of its own. Raises ValueError if the directory holds no decoder."""
+    model = load_pretrained(config.model, dtype=config.dtype)
+    if not isinstance(model, Decoder):
+        raise ValueError(f"model={config.model!r} is no decoder, so it can't answer")
+    model = merged(model)
+    engine = Engine(model, rows=config.rows, max_length=min(config.max_length, model.config.max_length))
+    return EngineModel(engine, config.model)

@@ -19,14 +19,13 @@ from routerl_jax.core.time_limit import seconds_left, time_limit
 from routerl_jax.core.types import Episode, Message, Verdict, VerdictKind
 from routerl_jax.models.pretrained import resolve
 from routerl_jax.parallel import multihost
-from routerl_jax.rewards.metrics import exact_match
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import accepted_answers, exact_match, f1
+from routerl_jax.rewards.terms import Judge
 from routerl_jax.services.base import ChatModel, Completion
 from routerl_jax.services.cache import Cache
-from routerl_jax.services.cached import CachedModel
 from routerl_jax.services.config import JudgeConfig
 from routerl_jax.services.judge_styles import JUDGE_STYLES
-from routerl_jax.services.load import chat_model
+from routerl_jax.services.load import CachedModel, chat_model
 
 _AGAIN = 0.7  # least temperature of a second reply: at 0 it would repeat the first one
 _SHARE = 0.75  # share of the remaining time for a round of replies: if one hangs, there is time to ask the others again
@@ -43,7 +42,7 @@ class _Reply(NamedTuple):
 
 
 class ModelJudge:
-    """A `rewards.verdicts.Judge` that asks a language model.
+    """A `rewards.terms.Judge` that asks a language model.
 
     The judge is not asked about an episode without an answer, which counts 0. If a reply can't be read, the judge is asked
     again, at a temperature of at least 0.7 and at most `config.asks` times in all. An answer that has no verdict then, or whose
@@ -218,3 +217,68 @@ def settings_that_count(config: JudgeConfig) -> Mapping[str, Any]:
     """The settings that verdicts depend on. Two judges that share them count as the same; URL and speed may differ."""
     names = ("kind", "model", "extra", "style", "pictures", "failed", "asks", "temperature", "max_tokens")
     return {name: getattr(config, name) for name in names}
+
+
+# --- is a judge biased? ------------------------------------------------------------------------------------------------
+# Checks a judge for bias: does its verdict change if the same answer has another form?
+
+_WORDY = "After looking at all that is known about this question, my answer to it is the following: {answer}"
+
+
+def longer(episode: Episode) -> Episode:
+    """The same answer in a longer sentence."""
+    return dataclasses.replace(episode, answer=_WORDY.format(answer=episode.answer))
+
+
+def swapped(episode: Episode) -> Episode:
+    """The answer and the accepted answer that is most like it (by F1) in each other's places."""
+    answer = episode.answer or ""
+    accepted = max(accepted_answers(episode.example, answer), key=lambda gold: f1(answer, [gold]))
+    example = dataclasses.replace(episode.example, answers=(answer,), metadata={})
+    return dataclasses.replace(episode, example=example, answer=accepted)
+
+
+def reversed_answers(episode: Episode) -> Episode | None:
+    """The accepted answers in reverse order; None if there is only one."""
+    answers = accepted_answers(episode.example, episode.answer)
+    if len(answers) < 2:
+        return None
+    example = dataclasses.replace(episode.example, answers=tuple(reversed(answers)), metadata={})
+    return dataclasses.replace(episode, example=example)
+
+
+CHECKS: Mapping[str, Callable[[Episode], Episode | None]] = {
+    "longer": longer,
+    "swapped": swapped,
+    "reversed": reversed_answers,
+}
+
+
+def check_judge(judge: Judge, episodes: Sequence[Episode], most: int) -> dict[str, dict[str, float]]:
+    """Asks a judge about changed forms of answers that it has judged.
+
+    Args:
+      episodes: with their verdicts. Those that were found right or wrong are checked, `most` of them, from the first.
+
+    Returns:
+      By the name of a check: `n`, the episodes with a second verdict of right or wrong; and of these the shares `kept` (the
+      same verdict again), `wrong_to_right` and `right_to_wrong`. Checks without a second verdict are absent.
+    """
+    judged = [e for e in episodes if e.verdict is not None and e.verdict.kind in ("right", "wrong")][:most]
+    results: dict[str, dict[str, float]] = {}
+    for name, change in CHECKS.items():
+        pairs = [(episode, changed) for episode in judged if (changed := change(episode)) is not None]
+        verdicts = judge([changed for _, changed in pairs]) if pairs else []
+        kinds = [
+            (episode.verdict.kind, verdict.kind)
+            for (episode, _), verdict in zip(pairs, verdicts)
+            if episode.verdict is not None and verdict.kind in ("right", "wrong")
+        ]
+        if kinds:
+            shares = {
+                "kept": sum(before == after for before, after in kinds),
+                "wrong_to_right": kinds.count(("wrong", "right")),
+                "right_to_wrong": kinds.count(("right", "wrong")),
+            }
+            results[name] = {"n": len(kinds), **{key: count / len(kinds) for key, count in shares.items()}}
+    return results

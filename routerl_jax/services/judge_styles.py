@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from routerl_jax.core.registry import Registry
+from routerl_jax.core.text import folded
 from routerl_jax.core.types import Message
-from routerl_jax.core.words import folded
-from routerl_jax.services.schemas import without_thinking
+from routerl_jax.services.base import without_thinking
 
 _LONGEST = 2000  # characters of an answer that the judge sees: a policy must not win by length
 _VERDICTS = {

@@ -16,13 +16,10 @@ from routerl_jax.core.types import Message
 from routerl_jax.models.images import image_uri
 from routerl_jax.services import faults
 from routerl_jax.services.background import shared_loop
-from routerl_jax.services.base import Completion
-from routerl_jax.services.config import ChatModelConfig
-from routerl_jax.services.http import HttpClient, HttpError
-from routerl_jax.services.limits import RateLimiter, acquire_async
-from routerl_jax.services.retries import ReplyError, error_of
-from routerl_jax.services.schemas import with_schema
-from routerl_jax.services.secrets import secret
+from routerl_jax.services.base import Completion, with_schema
+from routerl_jax.services.config import ChatModelConfig, EndpointConfig
+from routerl_jax.services.http import HttpClient, HttpError, ReplyError, error_of, secret
+from routerl_jax.services.limits import RateLimiter, acquire_async, open_limiter
 
 # Ways to ask for a schema, strictest first. Servers reject a way that they don't know with one of these statuses.
 _FORMATS = ("json_schema", "json_object", "none")
@@ -43,7 +40,7 @@ class OpenAIModel:
       api_key_env: environment variable that holds the key; "" sends no key.
       concurrency: most requests in progress at once.
       timeout: seconds for one attempt.
-      retries: further attempts, see `remote.http.HttpClient`.
+      retries: further attempts, see `services.http.HttpClient`.
       extra: further fields of every request (`{"chat_template_kwargs": {"enable_thinking": False}}`, `seed`, ...).
       limiter: rate limit of requests.
 
@@ -278,3 +275,18 @@ def _completion(reply: Any) -> Completion:
 def _count(usage: Any, key: str) -> int:
     value = usage.get(key) if isinstance(usage, Mapping) else None
     return value if isinstance(value, int) else 0
+
+
+def endpoint_model(config: EndpointConfig) -> OpenAIModel:
+    """A model behind an endpoint. Raises ValueError as `OpenAIModel` does."""
+    limiter = open_limiter(config.rate, redis=secret(config.redis_env)) if config.rate else None
+    return OpenAIModel(
+        config.model,
+        config.base_url,
+        api_key_env=config.api_key_env,
+        concurrency=config.concurrency,
+        timeout=config.timeout,
+        retries=config.retries,
+        extra=config.extra,
+        limiter=limiter,
+    )

@@ -21,10 +21,10 @@ import numpy as np
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.request import Request
+from routerl_jax.core.text import folded, states
 from routerl_jax.core.types import Call, Demonstration, DemonstrationStep, Example, Passage
-from routerl_jax.core.words import folded, states
 from routerl_jax.data.gold_paths import GoldHop, gold_passages, gold_path, known_path, sub_questions, without_aside
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import NORMALIZERS
 from routerl_jax.rewards.retrieval import telling
 from routerl_jax.services.background import run_coroutine
 
@@ -126,7 +126,7 @@ def drawn_examples(
 
     Args:
       max_searches: at least 1.
-      normalizer: of answers and passages (rewards.normalize).
+      normalizer: of answers and passages (rewards.metrics).
 
     Raises:
       RuntimeError: a search failed.

@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from routerl_jax.core.cache_directory import cache_directory
-from routerl_jax.core.files import write_atomic
+from routerl_jax.core.files import cache_directory, write_atomic
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.training.config import KnowledgeConfig

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from routerl_jax.agents.config import AgentConfig
-from routerl_jax.core.checked import Count, Seed, checked
-from routerl_jax.core.config import from_config_dict, naming, override, unknown_key
+from routerl_jax.core.config import Count, Seed, checked, from_config_dict, naming, override, unknown_key
 from routerl_jax.core.registry import import_extension
 from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.learning.objective import LossConfig

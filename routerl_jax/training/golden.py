@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.files import cache_directory
 from routerl_jax.core.types import Example, Passage, Query
 from routerl_jax.data import trajectories
 from routerl_jax.data.atlas.builder import AtlasExamples

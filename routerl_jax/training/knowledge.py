@@ -17,8 +17,8 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.request import Request
 from routerl_jax.core.buckets import fetched, in_bucket
-from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
+from routerl_jax.core.files import cache_directory
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.types import Query, TextAndImage
 from routerl_jax.data.readers import open_dataset

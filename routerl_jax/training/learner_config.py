@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from routerl_jax.core.checked import Count, NonNegative, Size, checked
-from routerl_jax.learning.advantages import ADVANTAGES, advantage_named
+from routerl_jax.core.config import Count, NonNegative, Size, checked
+from routerl_jax.learning.advantages import ADVANTAGES, EPISODE_MASKS, advantage_named
 from routerl_jax.learning.losses import Aggregation
-from routerl_jax.learning.masks import EPISODE_MASKS
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Remat
@@ -32,7 +31,7 @@ class LearnerConfig:
     # smallest standard deviation of rewards by which an advantage is divided (grpo, batch_std)
     std_floor: NonNegative = 0.0
     drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
-    leave_out: tuple[str, ...] = ()  # episodes that are not trained on (learning.masks): void_turns, overlong
+    leave_out: tuple[str, ...] = ()  # episodes that are not trained on (learning.advantages): void_turns, overlong
     minibatches: Size = 1  # updates per step
     # how losses of tokens become one: mean over tokens, over sequences, or a sum with a constant divisor (learning.losses)
     aggregation: Aggregation = "token"
@@ -51,7 +50,7 @@ class LearnerConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     micro_tokens: Size = 2048  # tokens of a micro-batch (gradient accumulation)
     length_buckets: tuple[Size, ...] = ()  # row lengths of micro-batches; empty: engine.max_length
-    # compute shared prompts and histories of sequences once, pictures included (learning.prefixes)
+    # compute shared prompts and histories of sequences once, pictures included (learning.batch)
     share_prefixes: bool = False
     # send every token through the experts that the sampler chose for it (R3, arXiv 2510.11370); for models with experts
     replay_routing: bool = False

@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from routerl_jax.core.described import settings
+from routerl_jax.core.config import settings
 from routerl_jax.core.files import read_json
+from routerl_jax.core.packages import code_version
 from routerl_jax.core.text import markdown_cell, without_directories
-from routerl_jax.core.version import code_version
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.load import steps_done

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from routerl_jax.core.config import first_difference, naming
 from routerl_jax.core.files import read_json, write_atomic
-from routerl_jax.core.version import code_version
+from routerl_jax.core.packages import code_version
 from routerl_jax.knowledge.corpus import file_sha256
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, Damaged, model_fields

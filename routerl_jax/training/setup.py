@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.core.chat_templates import with_template
 from routerl_jax.core.config import naming, override, unknown_key
+from routerl_jax.core.tokenizer import with_template
 from routerl_jax.core.types import Example
 from routerl_jax.data.readers import ExampleSource, Subset, open_dataset
 from routerl_jax.engine.engine import Engine
@@ -28,8 +28,7 @@ from routerl_jax.models.sight import add_sight
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.sharding import create_sharded
-from routerl_jax.recipes.known import RECIPES
-from routerl_jax.recipes.recipe import Recipe, Stage
+from routerl_jax.recipes.recipe import RECIPES, Recipe, Stage
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.services.judge import ModelJudge, open_judge
 from routerl_jax.training.config import AgentConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from routerl_jax.core.config import from_config_dict
-from routerl_jax.core.tool_schema import ToolSchema, kb_schema
+from routerl_jax.core.types import ToolSchema, kb_schema
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import TOOL, make_tool, tool_factory
 
@@ -60,6 +60,6 @@ def _own_schema(name: str, spec: str) -> ToolSchema:
             close()
     if not isinstance(schema, ToolSchema):
         raise ValueError(
-            f"config.knowledge.{name}: its schema is a {type(schema).__name__}; give a core.tool_schema.ToolSchema"
+            f"config.knowledge.{name}: its schema is a {type(schema).__name__}; give a core.types.ToolSchema"
         )
     return schema

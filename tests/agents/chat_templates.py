@@ -6,8 +6,7 @@ import copy
 
 from tokenizers import AddedToken
 
-from routerl_jax.core.chat_templates import HERMES
-from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tokenizer import HERMES, Tokenizer
 from tests import tiny
 
 # Qwen2.5: a system message of its own, a newline before every call, a tool's reply within a user's message.

@@ -8,7 +8,6 @@ import pytest
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.tool_calls import ToolCalls
 from routerl_jax.core.types import Action, Call, Passage
-from routerl_jax.recipes import known  # noqa: F401 - all grammars register themselves
 from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch_r1
 from routerl_jax.recipes.mmsearch_r1.calls import MMSearchCalls
 from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar

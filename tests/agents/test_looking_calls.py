@@ -17,10 +17,8 @@ from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.looking_calls import LookingCalls
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.core.chat_templates import HERMES
-from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage
+from routerl_jax.core.tokenizer import HERMES, Tokenizer
+from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage, ToolSchema
 from routerl_jax.models.images import decode_image
 from routerl_jax.models.regions import RegionRule
 from routerl_jax.training.config import AgentConfig, KnowledgeConfig, ModelConfig, TrainConfig

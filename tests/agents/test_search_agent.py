@@ -12,7 +12,7 @@ from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
-from routerl_jax.learning.masks import overlong
+from routerl_jax.learning.advantages import overlong
 from routerl_jax.recipes.r1_searcher import STAGE_2, violations
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import TrainConfig

@@ -15,10 +15,8 @@ from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.agents.tool_calls import ToolCalls
 from routerl_jax.agents.tool_forms import form_of
-from routerl_jax.core.chat_templates import with_template
-from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema, kb_schema
-from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage
+from routerl_jax.core.tokenizer import Tokenizer, with_template
+from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage, ToolSchema, kb_schema
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.services.transcript import Transcript

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.files import cache_directory
 
 
 def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from routerl_jax.core.checked import (
+from routerl_jax.core.config import (
     BelowOne,
     Count,
     Fraction,
@@ -19,8 +19,9 @@ from routerl_jax.core.checked import (
     Seed,
     Size,
     checked,
+    from_config_dict,
+    override,
 )
-from routerl_jax.core.config import from_config_dict, override
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

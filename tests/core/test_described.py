@@ -6,9 +6,15 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from routerl_jax.core.checked import BelowOne, Count, Fraction, Positive, PositiveFraction, Range, Size
-from routerl_jax.core.described import (
+from routerl_jax.core.config import (
     MISSING,
+    BelowOne,
+    Count,
+    Fraction,
+    Positive,
+    PositiveFraction,
+    Range,
+    Size,
     default_in_words,
     fields_of,
     sections,

@@ -5,8 +5,7 @@ import pathlib
 
 import pytest
 
-from routerl_jax.core.files import atomic_file, read_json, read_json_lines, write_atomic, write_json_lines
-from routerl_jax.core.journal import check_same
+from routerl_jax.core.files import atomic_file, check_same, read_json, read_json_lines, write_atomic, write_json_lines
 
 
 def test_a_failed_writer_changes_nothing(tmp_path: pathlib.Path) -> None:

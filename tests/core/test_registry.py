@@ -6,7 +6,10 @@ import pathlib
 
 import pytest
 
+from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.core.registry import Registry, import_extension
+from routerl_jax.recipes.recipe import RECIPES
+from routerl_jax.rewards.terms import REWARD_TERMS
 
 
 @pytest.fixture
@@ -43,6 +46,23 @@ def test_twice_is_an_error_and_keeps_the_first(registry: Registry) -> None:
 
 def test_dotted_paths(registry: Registry) -> None:
     assert registry.get("collections:OrderedDict") is collections.OrderedDict
+
+
+def test_an_entry_may_be_a_path_that_is_imported_when_it_is_named() -> None:
+    registry: Registry = Registry("table", {"ordered": "collections:OrderedDict", "gone": "collections:Nothing"})
+    registry.register("plain")(dict)
+    assert list(registry) == ["gone", "ordered", "plain"]
+    assert "ordered" in registry
+    assert registry.get("ordered") is collections.OrderedDict
+    with pytest.raises(ValueError, match=r"'gone' is collections:Nothing, which can't be imported: .* no attribute"):
+        registry.get("gone")
+    with pytest.raises(ValueError, match="'ordered' is registered twice"):
+        registry.register("ordered")(list)
+
+
+@pytest.mark.parametrize("registry", [RECIPES, GRAMMARS, REWARD_TERMS], ids=lambda registry: registry.kind)
+def test_every_named_entry_of_the_papers_exists(registry: Registry) -> None:
+    assert all(callable(registry.get(name)) for name in registry)
 
 
 ADVICE = "or give a dotted path 'package.module:attribute'."

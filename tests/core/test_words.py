@@ -4,7 +4,7 @@ import unicodedata
 
 import pytest
 
-from routerl_jax.core.words import folded, is_unspaced, words
+from routerl_jax.core.text import folded, is_unspaced, words
 
 
 @pytest.mark.parametrize(

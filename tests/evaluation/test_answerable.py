@@ -16,7 +16,7 @@ from routerl_jax.evaluation import report
 from routerl_jax.evaluation.answerable import AnswerCheck
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_record
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import NORMALIZERS
 from tests.knowledge.helpers import build_words, write_jsonl
 from tests.programs import launch_here, refusal
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from launch import configuration
-from routerl_jax.core.described import sections
+from routerl_jax.core.config import sections
 from routerl_jax.training.config import TrainConfig
 from tests.programs import ROOT, fine, launch, launch_here, refusal
 

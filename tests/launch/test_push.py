@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import constants
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.core.version import code_version
+from routerl_jax.core.packages import code_version
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.training.config import (
     AgentConfig,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routerl_jax.learning.counterfactual import choice_advantages, probabilities, try_weights
+from routerl_jax.learning.advantages import choice_advantages, probabilities, try_weights
 
 VALUES, SHARE = np.asarray([1.0, 0.0, 0.5]), np.asarray([0.5, 0.25, 0.25])
 LOGPROBS = np.log(SHARE) - 3.0  # e**-3 of all that the policy may write are names

@@ -10,13 +10,20 @@ import optax
 import pytest
 from flax import nnx
 
-from routerl_jax.learning.advantages import ADVANTAGES, advantage_named, per_token, whiten
+from routerl_jax.learning.advantages import (
+    ADVANTAGES,
+    advantage_named,
+    log_ratio_sums,
+    outside,
+    per_token,
+    truncated_importance,
+    whiten,
+)
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.logprobs import Scores
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig, objective
-from routerl_jax.learning.off_policy import log_ratio_sums, outside, truncated_importance
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 from tests.learning import equations

@@ -10,11 +10,10 @@ import pytest
 
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Sequence
-from routerl_jax.learning import prefixes
-from routerl_jax.learning.batch import BatchLayout
+from routerl_jax.learning import batch as batches
+from routerl_jax.learning.batch import BatchLayout, Bundle, bundles
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.prefixes import Bundle, bundles
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 
@@ -137,13 +136,13 @@ def test_a_row_that_other_training_fills_is_cut() -> None:
 
 
 def test_comparisons_grow_with_the_number_of_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared, shared = [], prefixes._shared
+    compared, shared = [], batches._shared
 
     def counted(*args: Any) -> int:
         compared.append(args)
         return shared(*args)
 
-    monkeypatch.setattr(prefixes, "_shared", counted)
+    monkeypatch.setattr(batches, "_shared", counted)
     for questions in (16, 64):
         sequences = groups(questions, samples=8)
         compared.clear()

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from routerl_jax.learning.advantages import ADVANTAGES, dr_grpo, rloo
-from routerl_jax.learning.turn_advantages import rewards_to_go, turn_advantages
+from routerl_jax.learning.advantages import ADVANTAGES, dr_grpo, rewards_to_go, rloo, turn_advantages
 
 GROUPS = np.asarray([7, 7, 3, 3])
 OUTCOMES = np.asarray([1.0, 0.0, 1.0, 1.0])

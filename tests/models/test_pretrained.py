@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from PIL import Image
 
-from routerl_jax.core.cache_directory import cache_directory
+from routerl_jax.core.files import cache_directory
 from routerl_jax.knowledge.builds import KB_BUILDERS
 from routerl_jax.models import pretrained
 from routerl_jax.models.pretrained import PyPIModel, resolve

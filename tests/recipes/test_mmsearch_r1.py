@@ -35,11 +35,11 @@ from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.recorded import score_rounds
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
-from routerl_jax.recipes.known import RECIPES
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import DirectAnswer, MMSearchAgent, RagWorkflow
 from routerl_jax.recipes.mmsearch_r1.protocol import Limits
 from routerl_jax.recipes.mmsearch_r1.rewards import RELEASED_REWARD, REWARD, format_kept, reward
+from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig, TrainConfig

@@ -9,7 +9,6 @@ from routerl_jax.core.types import Episode, Example, Turn
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.data.trajectories import GoldenStep, golden_steps, read_trajectories
 from routerl_jax.knowledge.encoders import shared_encoder
-from routerl_jax.recipes.known import RECIPES  # noqa: F401 - registers the terms
 from routerl_jax.recipes.r1_router import rewards
 from routerl_jax.recipes.r1_router.rewards import (
     RELEASED_REWARD,

@@ -15,7 +15,6 @@ from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.types import Action, Call, Demonstration, DemonstrationStep, Episode, Example, Passage, Turn
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.recipes import routerag
-from routerl_jax.recipes.known import RECIPES  # noqa: F401 - registers the reward term
 from routerl_jax.recipes.routerag import RouteRAGGrammar, scaled_costs
 from routerl_jax.rewards.terms import RewardFunction
 from tests import tiny

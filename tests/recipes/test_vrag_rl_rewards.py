@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from routerl_jax.core.types import Episode, Verdict
-from routerl_jax.recipes.known import RECIPES  # noqa: F401 - registers the terms
 from routerl_jax.recipes.vrag_rl.rewards import AFTER_SFT, FROM_INSTRUCT, RELEASED, Preset, reward
 from routerl_jax.rewards.terms import RewardFunction, judged
 from tests.evaluation.episodes import looked

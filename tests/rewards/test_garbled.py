@@ -2,7 +2,7 @@
 
 import pytest
 
-from routerl_jax.rewards.garbled import garbled
+from routerl_jax.core.text import garbled
 
 READABLE = [
     "an assistant professor of 3 km², 5 Å², 50 µm ± 2 °C; naïve café, São Tomé, Øresund, Łódź, Þórr",

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from routerl_jax.core.words import folded
+from routerl_jax.core.text import folded
 from routerl_jax.rewards import metrics, scoring
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import NORMALIZERS
 
 
 @pytest.mark.parametrize(

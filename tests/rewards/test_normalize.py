@@ -2,7 +2,7 @@
 
 import pytest
 
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import NORMALIZERS
 
 # Worked out by hand from the definitions: text, search_r1, r1_searcher, vqa.
 CASES = [

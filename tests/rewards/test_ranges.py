@@ -9,9 +9,7 @@ from routerl_jax.core.types import Call, Episode, Example, Turn
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.evaluation.metrics import averages
 from routerl_jax.evaluation.records import episode_record
-from routerl_jax.recipes.known import RECIPES  # noqa: F401 - registers the terms
-from routerl_jax.rewards.metrics import exact_match
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import accepted_answers, exact_match
 from routerl_jax.rewards.terms import RewardFunction
 
 LENGTH = Example(id="q", question="?", answers=("51.97",), metadata={"answer_ranges": [[46.773, 57.167]]})

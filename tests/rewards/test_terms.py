@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from routerl_jax.core.types import Action, Call, Episode, Example, Turn
-from routerl_jax.rewards import format as formats
 from routerl_jax.rewards.terms import REWARD_TERMS, RewardFunction, StepTerm, TurnTerm
 
 
@@ -38,13 +37,12 @@ FAILED = Call(tool="wiki", query="paris", error="timeout")
     ],
 )
 def test_well_formed(candidate: Episode, expected: bool) -> None:
-    assert formats.well_formed(candidate) is expected
     assert REWARD_TERMS.get("format")(candidate) == float(expected)
 
 
 @pytest.mark.parametrize(("answer", "answered"), [(None, False), ("", False), (" a  b\nc ", True)])
 def test_answer(answer: str | None, answered: bool) -> None:
-    assert formats.answered(episode(answer)) is answered
+    assert REWARD_TERMS.get("answered")(episode(answer)) == answered
 
 
 OF_STEPS = ("judge", "found", "answer_found")

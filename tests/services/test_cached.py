@@ -9,7 +9,7 @@ import pytest
 from routerl_jax.core.types import Message
 from routerl_jax.services.base import Completion
 from routerl_jax.services.cache import LayeredCache, MemoryCache, SqliteCache
-from routerl_jax.services.cached import CachedModel
+from routerl_jax.services.load import CachedModel
 
 
 class Counting:

@@ -156,8 +156,8 @@ def test_any_model_is_waited_for_no_longer_than_that() -> None:
 
 
 def judge_of(model: Any, **settings: Any) -> ModelJudge:
-    from routerl_jax.services.cached import CachedModel
     from routerl_jax.services.judge import _Bounded
+    from routerl_jax.services.load import CachedModel
 
     return ModelJudge(lambda: CachedModel(_Bounded(model), MemoryCache()), JudgeConfig(model="m", **settings))
 

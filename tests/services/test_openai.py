@@ -14,10 +14,10 @@ import pytest
 from routerl_jax.core.types import Message
 from routerl_jax.models.images import decode_image
 from routerl_jax.services import faults, http
+from routerl_jax.services.base import without_thinking
 from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.services.load import chat_model
 from routerl_jax.services.openai import OpenAIModel
-from routerl_jax.services.schemas import without_thinking
 from tests.clock import Clock
 from tests.web_servers import Chats, http_error, serving
 

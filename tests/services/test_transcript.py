@@ -9,7 +9,7 @@ import pytest
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Message
 from routerl_jax.services.base import Completion
-from routerl_jax.services.stop_strings import after_message, continuation, ended, opening_of, to_send
+from routerl_jax.services.policy import after_message, continuation, ended, opening_of, to_send
 from routerl_jax.services.transcript import ChatRequest, Transcript, chat_request
 
 TEXTS = (

@@ -13,8 +13,7 @@ from configs import smollm2_search
 from routerl_jax.agents.tool_forms import form_of
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Example, Passage
+from routerl_jax.core.types import Example, Passage, ToolSchema
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.training import config as schema
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe

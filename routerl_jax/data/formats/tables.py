@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from routerl_jax.core.buckets import fetched
-from routerl_jax.core.compressed import open_bytes, plain_suffix
-from routerl_jax.core.rows import RowLocation, read_rows
+from routerl_jax.core.rows import RowLocation, open_bytes, plain_suffix, read_rows
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _PARQUET = (".parquet", ".pq")

@@ -24,11 +24,11 @@ from routerl_jax.extras.baselines.worked import (
     WorkedExample,
     WorkedPages,
 )
-from routerl_jax.recipes.known import RECIPES
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
+from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.recipes.vrag_rl import protocol as vrag
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 

@@ -21,7 +21,7 @@ from routerl_jax.extras.baselines.registry import Entry, baseline_agents
 from routerl_jax.extras.baselines.registry import listing as baseline_listing
 from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.models.lora import digest
-from routerl_jax.recipes.known import RECIPES
+from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.services.policy import ChatModel
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.load import load_config, load_policy

@@ -19,8 +19,7 @@ from jaxtyping import Float
 
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import run
-from routerl_jax.core.files import write_json_lines
-from routerl_jax.core.journal import Journal
+from routerl_jax.core.files import Journal, write_json_lines
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.engine.policy import Policy
@@ -28,7 +27,7 @@ from routerl_jax.engine.sampling import Sampling
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE, answer_scores, summarize
 from routerl_jax.evaluation.paired import compare_scores, holm
 from routerl_jax.evaluation.records import PictureFiles, episode_of, episode_record, read_records
-from routerl_jax.rewards.verdicts import Judge
+from routerl_jax.rewards.terms import Judge
 from routerl_jax.services import faults
 
 Record = dict[str, Any]

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from routerl_jax.core.checked import checked
+from routerl_jax.core.config import checked
 from routerl_jax.core.registry import Registry
 from routerl_jax.data.formats.known import split_name
 from routerl_jax.data.hub import PREFIX, on_this_machine

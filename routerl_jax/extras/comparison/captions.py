@@ -6,11 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from routerl_jax.core.checked import Size, checked
+from routerl_jax.core.config import Size, checked
 from routerl_jax.core.types import Example, Message
-from routerl_jax.services.cached import CachedModel
 from routerl_jax.services.config import ChatModelConfig
-from routerl_jax.services.load import chat_model
+from routerl_jax.services.load import CachedModel, chat_model
 
 TASK = (
     "Somebody who can't see this picture has to answer questions about it. Describe what it shows in one paragraph: people, "

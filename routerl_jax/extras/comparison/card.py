@@ -20,8 +20,7 @@ import routerl_jax
 from routerl_jax.core.types import Example
 from routerl_jax.data.gold_paths import GoldHop, bare_title
 from routerl_jax.knowledge.store import MANIFEST, Manifest, Store
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS
 from routerl_jax.rewards.retrieval import gold_passages_of
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import kb_cache_directory, kb_directory

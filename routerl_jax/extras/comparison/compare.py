@@ -13,8 +13,7 @@ from absl import logging
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.config import naming
-from routerl_jax.core.files import read_json, write_atomic
-from routerl_jax.core.journal import check_same
+from routerl_jax.core.files import check_same, read_json, write_atomic
 from routerl_jax.core.types import Example
 from routerl_jax.data.readers import rows_left_out
 from routerl_jax.data.trajectories import golden_step
@@ -44,8 +43,7 @@ from routerl_jax.extras.comparison.card import without_gold
 from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.extras.comparison.report import write_report
 from routerl_jax.parallel.workdir import directory_lock
-from routerl_jax.services.judge import ModelJudge, open_judge, settings_that_count
-from routerl_jax.services.judge_checks import check_judge
+from routerl_jax.services.judge import ModelJudge, check_judge, open_judge, settings_that_count
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import check_knowledge, open_knowledge_bases
 from routerl_jax.training.setup import first_examples, open_examples

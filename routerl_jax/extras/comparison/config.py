@@ -6,15 +6,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
-from routerl_jax.core.config import naming
+from routerl_jax.core.config import Amount, Count, NonNegative, Positive, Seed, Size, checked, naming
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark
 from routerl_jax.extras.comparison.captions import CaptionConfig
 from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES
 from routerl_jax.extras.comparison.papers.table import PAPER_TABLES
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import NORMALIZERS
 from routerl_jax.training.config import (
     EngineConfig,
     JudgeConfig,
@@ -43,7 +42,7 @@ class ComparisonConfig:
     settings: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     # metrics of evaluation.metrics.ANSWER, or judge; they are reported with intervals and tested
     metrics: tuple[str, ...] = ("em", "f1")
-    normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
+    normalizer: str = "search_r1"  # rewards.metrics.NORMALIZERS
     reference: str = ""  # the agent that all others are tested against; empty: every pair of agents is tested
     papers: tuple[str, ...] = ()  # tables of papers in the report (comparison.papers), such as r1_searcher.table2
     # further agents, by the rows of the papers' tables that they fill: {"grpo": "runs/a", "reinforce_pp": "runs/b"}
@@ -75,7 +74,7 @@ class ComparisonConfig:
     # with a `model`, captions replace the pictures of questions, for policies that see no pictures
     captions: CaptionConfig = CaptionConfig()
     judge: JudgeConfig = JudgeConfig()  # with a `model`, the judge is asked about every answer
-    # judged answers of each agent and benchmark on which the judge is checked for bias (llms.judge_checks); 0: none
+    # judged answers of each agent and benchmark on which the judge is checked for bias (services.judge); 0: none
     judge_checks: Count = 0
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from routerl_jax.agents.grammar import NO_TOOL, between
-from routerl_jax.core.checked import (
+from routerl_jax.core.config import (
     Count,
     NonNegative,
     Size,
@@ -24,10 +24,8 @@ from routerl_jax.extras.curation.job import Attempt, AttemptFailed, Services, mo
 from routerl_jax.knowledge.base import with_picture
 from routerl_jax.recipes.r1_router.rewards import final_accuracy
 from routerl_jax.recipes.r1_router.steps import History, StepPrompt, StepProtocol
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.normalize import NORMALIZERS
-from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.services.schemas import without_thinking
+from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS, accepted_answers
+from routerl_jax.services.base import without_thinking
 
 # --- attempts of a language model ---
 

@@ -19,7 +19,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from routerl_jax.core.checked import Count, Seed, Size, checked
+from routerl_jax.core.config import Count, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Example
 from routerl_jax.extras.curation.job import begin, write_report
@@ -28,8 +28,7 @@ from routerl_jax.extras.curation.rollouts import Attempt, Rounds
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.load import load_config
 from routerl_jax.training.setup import build_recipe
@@ -84,7 +83,7 @@ class BalanceConfig:
     # image search, then text search, then both; unanswered questions go on to the next round
     probe: Literal["observed", "forced"] = "observed"
     metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an attempt is right if it is 1
-    normalizer: str = ""  # rewards.normalize.NORMALIZERS; empty: the run's
+    normalizer: str = ""  # rewards.metrics.NORMALIZERS; empty: the run's
     portion: Size = 256  # number of questions whose attempts are written at once
     # contents of the sample: [DATASET/]KIND:COUNT, separated by commas. Kinds are search_free, image, text, mixed, and
     # search_required for the last three together; COUNT may be `all`

@@ -10,15 +10,13 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from routerl_jax.agents.config import AgentConfig
-from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
-from routerl_jax.core.config import naming
+from routerl_jax.core.config import Amount, Count, NonNegative, Positive, Seed, Size, checked, naming
 from routerl_jax.core.types import Example
 from routerl_jax.extras.curation.job import FAILED, Job, Record, Result
 from routerl_jax.extras.curation.questions import Question, all_questions, digest_of, within
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_without_weights
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.normalize import NORMALIZERS
+from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS
 from routerl_jax.training.sections import KnowledgeConfig
 
 Made = TypeVar("Made")  # a demonstration
@@ -43,7 +41,7 @@ class DemonstrationConfig:
     # most tokens of a demonstration as the policy reads it; longer ones are rejected; 0: no limit
     max_length: Count = 0
     metric: str = "em"  # rewards.metrics.ANSWER_METRICS; an answer is right if it is 1
-    normalizer: str = "search_r1"  # rewards.normalize.NORMALIZERS
+    normalizer: str = "search_r1"  # rewards.metrics.NORMALIZERS
     questions: Amount = -1  # most questions that are tried per data set; -1: all
     concurrency: Size = 32  # questions in progress at once
     patience: Size = 20  # the job stops after so many failed questions in a row

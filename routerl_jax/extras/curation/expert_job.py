@@ -34,8 +34,8 @@ from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.services.background import in_thread
 from routerl_jax.services.base import ChatModel
-from routerl_jax.services.cached import CachedModel
 from routerl_jax.services.judge import open_judge
+from routerl_jax.services.load import CachedModel
 from routerl_jax.training.setup import bound_pictures
 
 

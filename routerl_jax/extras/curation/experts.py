@@ -17,7 +17,7 @@ from PIL import Image
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.grammar import between
 from routerl_jax.agents.viewer import Viewer
-from routerl_jax.core.checked import Count, NonNegative, PositiveFraction, Size, checked
+from routerl_jax.core.config import Count, NonNegative, PositiveFraction, Size, checked
 from routerl_jax.core.types import Action, Episode, Example, Message, Shown, Verdict
 from routerl_jax.data.formats.verl import PICTURE
 from routerl_jax.data.rounds import RecordedRounds, Round
@@ -29,12 +29,11 @@ from routerl_jax.models.regions import Size as FrameSize
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
 from routerl_jax.rewards.retrieval import gold_passages_of
+from routerl_jax.services.base import without_thinking
 from routerl_jax.services.config import ChatModelConfig, JudgeConfig
 from routerl_jax.services.judge import settings_that_count
-from routerl_jax.services.schemas import without_thinking
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.demonstrations import Worked
 from routerl_jax.training.sections import ModelConfig

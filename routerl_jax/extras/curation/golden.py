@@ -23,7 +23,7 @@ from typing import Any, Literal
 from absl import logging
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.core.checked import (
+from routerl_jax.core.config import (
     Amount,
     BelowOne,
     Count,

@@ -18,8 +18,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import search_calls
-from routerl_jax.core.files import write_atomic
-from routerl_jax.core.journal import Journal, check_same
+from routerl_jax.core.files import Journal, check_same, write_atomic
 from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.core.types import Call, Message, Query
 from routerl_jax.data.trajectories import AnswerStep, Step

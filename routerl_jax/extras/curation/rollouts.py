@@ -19,8 +19,7 @@ from routerl_jax.engine.sampling import Sampling
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.ranges import accepted_answers
+from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.run import step_seed
 from routerl_jax.training.setup import build_mesh, make_engine, open_knowledge

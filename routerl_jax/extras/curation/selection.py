@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from routerl_jax.core.checked import Count, Seed, Size, checked
+from routerl_jax.core.config import Count, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.data.readers import ExampleSource
 from routerl_jax.evaluation.figures import difficulty_figure

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.observation import rendered
-from routerl_jax.core.checked import checked
+from routerl_jax.core.config import checked
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example, Message, Observation, Shown, Turn
@@ -49,11 +49,9 @@ from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent, picture_query
 from routerl_jax.recipes.mmsearch_r1.protocol import Kind
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.services.base import ChatModel
+from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
+from routerl_jax.services.base import ChatModel, without_thinking
 from routerl_jax.services.config import ChatModelConfig
-from routerl_jax.services.schemas import without_thinking
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.sections import ModelConfig
 from routerl_jax.training.setup import build_recipe

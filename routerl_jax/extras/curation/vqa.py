@@ -28,7 +28,7 @@ import numpy as np
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.grammar import between
-from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
+from routerl_jax.core.config import Amount, Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Message, Passage
@@ -46,10 +46,9 @@ from routerl_jax.extras.curation.job import (
     model_reply,
 )
 from routerl_jax.extras.curation.questions import IMAGES, save_picture
-from routerl_jax.rewards.normalize import NORMALIZERS
-from routerl_jax.services.base import ChatModel
+from routerl_jax.rewards.metrics import NORMALIZERS
+from routerl_jax.services.base import ChatModel, without_thinking
 from routerl_jax.services.config import ChatModelConfig
-from routerl_jax.services.schemas import without_thinking
 from routerl_jax.training.sections import KnowledgeConfig
 
 # Kinds of knowledge that a question may ask for, each with its description in the prompt.

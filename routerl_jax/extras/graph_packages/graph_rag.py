@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from routerl_jax.core.checked import Count, Size, checked
+from routerl_jax.core.config import Count, Size, checked
 from routerl_jax.core.packages import needs
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.extras.graph_packages.packaged import FILES, Helpers, PackagedConfig, PackagedKB, build_packaged

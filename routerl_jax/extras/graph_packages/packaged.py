@@ -21,8 +21,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float32
 
-from routerl_jax.core.checked import Count, Fraction, Size, checked
-from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.config import Count, Fraction, Size, checked, from_config_dict
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.knowledge.base import KnowledgeBase
@@ -46,9 +45,8 @@ from routerl_jax.knowledge.store import Embedding, Manifest, Store, StoredPassag
 from routerl_jax.knowledge.writer import StoreWriter
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cache import SqliteCache
-from routerl_jax.services.cached import CachedModel
 from routerl_jax.services.config import ChatModelConfig
-from routerl_jax.services.load import chat_model
+from routerl_jax.services.load import CachedModel, chat_model
 
 FILES = "package"
 _EMBEDDING = "embedding"  # in kb.json's settings

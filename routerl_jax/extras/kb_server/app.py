@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import logging
 
-from routerl_jax.core.checked import checked
+from routerl_jax.core.config import checked
 from routerl_jax.core.packages import needs
 from routerl_jax.extras.kb_server.adapters import ADAPTERS, PASSAGE, Adapter
 from routerl_jax.extras.kb_server.batching import BatchConfig, Batcher, Metrics
@@ -181,7 +181,7 @@ def create_app(
     """The application.
 
     Args:
-      token: required of every client. With "", for none, pages of other sites are refused (`remote.asgi.SameSite`).
+      token: required of every client. With "", for none, pages of other sites are refused (`services.asgi.SameSite`).
       hosts: names under which the server may be asked without a token; "*" for any.
       mcp: makes the application of an MCP server, whose routes and lifespan are included (`serving.mcp.http_app`).
     """

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from absl import logging
 
-from routerl_jax.core.checked import NonNegative, Size, checked
+from routerl_jax.core.config import NonNegative, Size, checked
 from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.base import TimedResults, search_together, timed_search
 from routerl_jax.knowledge.cassette import Searchable

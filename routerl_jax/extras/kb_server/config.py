@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from absl import logging
 
-from routerl_jax.core.checked import Count, Range, checked
+from routerl_jax.core.config import Count, Range, checked
 from routerl_jax.extras.kb_server.app import Served, ServerSettings, create_app
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.services.asgi import bound_hosts, read_token, run_server

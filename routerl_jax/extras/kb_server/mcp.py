@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from routerl_jax.core.packages import needs
-from routerl_jax.core.tool_schema import function_name
-from routerl_jax.core.types import Passage
+from routerl_jax.core.types import Passage, function_name
 from routerl_jax.extras.kb_server import app as serving
 from routerl_jax.extras.kb_server.app import Served, ServerSettings
 from routerl_jax.knowledge.client.schema import Limits, SearchRequest, passage_json, read_k, read_query

@@ -104,7 +104,8 @@ def create_app(served: Served, *, token: str = "", hosts: Collection[str] = LOOP
     """The application.
 
     Args:
-      token: every client must give it. With "", which asks for none, pages of other sites are refused (`remote.asgi.SameSite`).
+      token: every client must give it. With "", which asks for none, pages of other sites are refused
+        (`services.asgi.SameSite`).
       hosts: names under which the server may be asked without a token; "*" for any.
     """
     with needs("serving", "serve"):

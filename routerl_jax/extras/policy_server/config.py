@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 from typing import Annotated
 
-from routerl_jax.core.checked import Count, Range, Size, checked
+from routerl_jax.core.config import Count, Range, Size, checked
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.loop import EngineLoop
 from routerl_jax.extras.policy_server.answerer import AnswererModel, open_searcher, warm_up

@@ -1,7 +1,7 @@
 """The ASGI application of the viewer: the files of the page, and its data as JSON.
 
-It only reads. Pages of other sites are refused (`remote.asgi.SameSite`). The page may run only its own script files, whatever a
-record contains.
+It only reads. Pages of other sites are refused (`services.asgi.SameSite`). The page may run only its own script files, whatever
+a record contains.
 """
 
 from __future__ import annotations

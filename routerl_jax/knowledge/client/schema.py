@@ -21,7 +21,7 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core.checked import Positive, Size, checked
+from routerl_jax.core.config import Positive, Size, checked
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import MOST_PASSAGES, StageCounts, TimedResults, with_question

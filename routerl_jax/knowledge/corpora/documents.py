@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 from absl import logging
 from PIL import Image
 
-from routerl_jax.core.compressed import open_bytes, plain_name, plain_suffix
 from routerl_jax.core.packages import needs
+from routerl_jax.core.rows import open_bytes, plain_name, plain_suffix
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.data.page_ids import page_id
 from routerl_jax.models.images import check_aspect, decode_image

@@ -25,9 +25,8 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from routerl_jax.core.compressed import open_bytes, plain_suffix
 from routerl_jax.core.packages import needs
-from routerl_jax.core.rows import RowLocation, check_text
+from routerl_jax.core.rows import RowLocation, check_text, open_bytes, plain_suffix
 from routerl_jax.core.types import Passage
 
 _ALONE_BELOW = 2**26  # bytes; smaller dumps are cleaned by one process, larger ones by several

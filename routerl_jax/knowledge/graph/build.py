@@ -26,8 +26,7 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float32
 
-from routerl_jax.core.checked import Fraction, PositiveFraction, Size, checked
-from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.config import Fraction, PositiveFraction, Size, checked, from_config_dict
 from routerl_jax.core.files import atomic_file, read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import checked_path, read_rows

@@ -15,8 +15,7 @@ from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Float32, Int
 
-from routerl_jax.core.checked import BelowOne, Size, checked
-from routerl_jax.core.config import from_config_dict
+from routerl_jax.core.config import BelowOne, Size, checked, from_config_dict
 from routerl_jax.core.types import Message, Walk
 from routerl_jax.knowledge.base import KnowledgeBase, TimedResults
 from routerl_jax.knowledge.dense import QueryVectors, query_encoder

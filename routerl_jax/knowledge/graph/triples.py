@@ -28,9 +28,8 @@ from typing import Any
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.core.types import Message, Passage
-from routerl_jax.services.base import ChatModel, Completion
+from routerl_jax.services.base import ChatModel, Completion, without_thinking
 from routerl_jax.services.cache import Cache, cache_key
-from routerl_jax.services.schemas import without_thinking
 
 Triple = tuple[str, str, str]
 

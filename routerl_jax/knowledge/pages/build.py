@@ -15,7 +15,7 @@ import numpy as np
 from absl import logging
 from jaxtyping import Float32
 
-from routerl_jax.core.checked import Count, PositiveFraction, Size, checked
+from routerl_jax.core.config import Count, PositiveFraction, Size, checked
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import read_rows
 from routerl_jax.knowledge.bm25 import Words

@@ -26,9 +26,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from absl import logging
 
-from routerl_jax.core.cache_directory import cache_directory
-from routerl_jax.core.checked import Range, checked
-from routerl_jax.core.files import read_json, write_atomic
+from routerl_jax.core.config import Range, checked
+from routerl_jax.core.files import cache_directory, read_json, write_atomic
 from routerl_jax.core.packages import needs
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation, checked_path, read_rows

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 from jaxtyping import Float32
 
-from routerl_jax.core.checked import Count, Range, Size, checked
+from routerl_jax.core.config import Count, Range, Size, checked
 from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation, checked_path, read_rows

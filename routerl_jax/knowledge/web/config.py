@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from routerl_jax.core.checked import Count, NonNegative, Positive, Size, checked
+from routerl_jax.core.config import Count, NonNegative, Positive, Size, checked
 from routerl_jax.services.config import ChatModelConfig
 
 DAY = 86_400.0

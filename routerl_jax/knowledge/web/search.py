@@ -9,8 +9,7 @@ from typing import Any, Literal, Protocol
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.text import replace_surrogates
-from routerl_jax.services.http import HttpClient, HttpError
-from routerl_jax.services.retries import ReplyError, error_of
+from routerl_jax.services.http import HttpClient, HttpError, ReplyError, error_of
 
 
 class WebError(Exception):

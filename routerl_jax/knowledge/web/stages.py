@@ -18,10 +18,9 @@ from routerl_jax.knowledge.web.snapshot import NotRecorded, Record, Snapshot
 from routerl_jax.knowledge.web.summary import PROMPT_VERSION, Summariser, Summary
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cache import LayeredCache, cache_key, open_cache
-from routerl_jax.services.http import HttpClient
+from routerl_jax.services.http import HttpClient, secret
 from routerl_jax.services.limits import acquire_async, open_limiter
 from routerl_jax.services.load import chat_model
-from routerl_jax.services.secrets import secret
 
 _TABLES = {
     "search": "searches",

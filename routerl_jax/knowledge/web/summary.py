@@ -13,8 +13,7 @@ from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Message
 from routerl_jax.knowledge.web.config import SummaryConfig
 from routerl_jax.knowledge.web.reading import Page
-from routerl_jax.services.base import ChatModel, Completion
-from routerl_jax.services.schemas import without_thinking
+from routerl_jax.services.base import ChatModel, Completion, without_thinking
 
 PROMPT_VERSION = 1  # part of the key of cached summaries
 

@@ -7,8 +7,7 @@ import re
 
 from routerl_jax.agents.tool_calls import END_OF_TURN, ToolCalls, has_tags, thought_of
 from routerl_jax.core.text import split_thoughts
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Action
+from routerl_jax.core.types import Action, ToolSchema
 from routerl_jax.recipes.mmsearch_r1.protocol import REFUSAL, Words
 
 _REFUSED = re.compile(rf"(.*?){re.escape(REFUSAL)}\W*", re.DOTALL)

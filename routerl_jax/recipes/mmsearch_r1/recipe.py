@@ -8,7 +8,7 @@ from routerl_jax.agents.config import AgentConfig
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.recipes.mmsearch_r1.calls import MMSearchCalls
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD
-from routerl_jax.recipes.recipe import RECIPES, Recipe, check_own_protocol
+from routerl_jax.recipes.recipe import Recipe, check_own_protocol
 from routerl_jax.recipes.search import StageSettings, stages_of
 
 IMAGE_TOOLS = (
@@ -17,7 +17,6 @@ IMAGE_TOOLS = (
 )  # names of a knowledge base that is searched by pictures, if config.agent.sees is empty
 
 
-@RECIPES.register("mmsearch_r1")
 def mmsearch_r1(
     agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str
 ) -> Recipe:

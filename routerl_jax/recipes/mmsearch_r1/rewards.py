@@ -13,10 +13,8 @@ from typing import Any, Literal, get_args
 
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.recipes.mmsearch_r1.protocol import form
-from routerl_jax.rewards.metrics import ANSWER_METRICS
-from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.rewards.terms import READS_TAGS, REWARD_TERMS, StepTerm
-from routerl_jax.rewards.verdicts import counts, judge_reward
+from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
+from routerl_jax.rewards.terms import READS_TAGS, StepTerm, counts, judge_reward
 
 Per = Literal["episode", "search"]
 Plans = Literal["within_limits", "released"]
@@ -27,7 +25,6 @@ ALPHA, PENALTY = 0.1, 0.1
 _RELEASED_PLANS = ((), ("image",), ("text",), ("image", "text"))
 
 
-@REWARD_TERMS.register("mmsearch_r1.accuracy")
 def accuracy(
     episode: Episode,
     metric: str = "em",
@@ -60,7 +57,7 @@ def judged_accuracy(
     return [score * _share(episode, penalty, per) for score, episode in zip(scores, episodes)]
 
 
-REWARD_TERMS.register("mmsearch_r1.judged_accuracy")(StepTerm(judged_accuracy, judges=counts))
+JUDGED_ACCURACY = StepTerm(judged_accuracy, judges=counts)
 
 
 def _share(episode: Episode, penalty: float, per: Per) -> float:
@@ -73,7 +70,6 @@ def _share(episode: Episode, penalty: float, per: Per) -> float:
     return (1 - penalty) ** (count if per == "search" else min(count, 1))
 
 
-@REWARD_TERMS.register("mmsearch_r1.format")
 def format_kept(episode: Episode, plans: Plans = "within_limits", refusal: bool = False) -> float:
     """1 if every turn has the right form and an answer ends the episode, else 0.
 

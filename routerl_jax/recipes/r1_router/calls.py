@@ -10,8 +10,7 @@ from routerl_jax.agents.grammar import NO_TOOL
 from routerl_jax.agents.tool_calls import ToolCalls, thought_of
 from routerl_jax.agents.tool_forms import ReadCall
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Action, Message
+from routerl_jax.core.types import Action, Message, ToolSchema
 from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
 
 _ENOUGH = ToolSchema(

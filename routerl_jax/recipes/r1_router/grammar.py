@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from routerl_jax.agents.grammar import GRAMMARS, NO_TOOL, Grammar, RouteChoices, between, unshown
+from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices, between, unshown
 from routerl_jax.core.text import one_line, split_thoughts
 from routerl_jax.core.types import Action, Call, Passage
 from routerl_jax.data.trajectories import label_of, tool_of
@@ -19,7 +19,6 @@ def retriever_choices(tools: Sequence[str], searches: Callable[[str], bool]) -> 
     return RouteChoices(opening="<ret>", stop="</ret>", names=names, open=lambda text: searches(text + some))
 
 
-@GRAMMARS.register("r1_router")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class R1RouterGrammar(Grammar):
     """R1-Router's tags (arXiv 2505.22095) in one growing conversation: a thought, a sub-question, and the name of the retriever

@@ -8,11 +8,10 @@ from routerl_jax.agents.config import AgentConfig
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.calls import RouteCalls, StepCalls
 from routerl_jax.recipes.r1_router.steps import StepProtocol
-from routerl_jax.recipes.recipe import RECIPES, TOOL_CALLS, Recipe
+from routerl_jax.recipes.recipe import TOOL_CALLS, Recipe
 from routerl_jax.recipes.search import StageSettings, stages_of
 
 
-@RECIPES.register("r1_router")
 def r1_router(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str) -> Recipe:
     """Builds the recipe from its configuration. (Grammar "r1_router" with recipe "search" is one growing conversation.)
 

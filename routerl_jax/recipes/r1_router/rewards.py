@@ -13,7 +13,7 @@ from routerl_jax.core.types import Episode
 from routerl_jax.data.trajectories import RETRIEVERS, GoldenStep, golden_step, label_of
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
 from routerl_jax.rewards.metrics import accuracy, f1_recall
-from routerl_jax.rewards.terms import READS_TAGS, REWARD_TERMS, StepTerm
+from routerl_jax.rewards.terms import READS_TAGS, StepTerm
 
 ENCODER = "BAAI/bge-m3"  # the paper's
 VARIANTS = ("paper", "released")
@@ -87,8 +87,8 @@ def _is_route(episode: Episode) -> bool:
     return step is not None and step.kind == "route"
 
 
-REWARD_TERMS.register("r1_router.route")(StepTerm(route_reward, judges=_is_route))
-REWARD_TERMS.register("r1_router.answer")(StepTerm(answer_reward, judges=lambda episode: not _is_route(episode)))
+ROUTE = StepTerm(route_reward, judges=_is_route)
+ANSWER = StepTerm(answer_reward, judges=lambda episode: not _is_route(episode))
 
 for _name in ("route", "answer"):
     READS_TAGS[f"r1_router.{_name}"] = lambda options: options.get("variant") == "released"

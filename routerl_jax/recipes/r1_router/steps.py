@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Self
 from routerl_jax.agents.grammar import NO_TOOL, RouteChoices, between
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Action, Message
+from routerl_jax.core.types import Action, Message, ToolSchema
 from routerl_jax.data.trajectories import Document, GoldenStep, label_of, tool_of
 from routerl_jax.recipes.r1_router.grammar import retriever_choices
 

@@ -16,9 +16,8 @@ from routerl_jax.core.types import Episode, Passage, Turn
 from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.knowledge.encoders import shared_encoder
 from routerl_jax.recipes.r1_router.rewards import ENCODER, final_accuracy, similarities
-from routerl_jax.rewards.metrics import f1_recall
-from routerl_jax.rewards.ranges import accepted_answers
-from routerl_jax.rewards.terms import REWARD_TERMS, TurnTerm
+from routerl_jax.rewards.metrics import accepted_answers, f1_recall
+from routerl_jax.rewards.terms import TurnTerm
 
 Open = tuple[tuple[int, GoldHop], ...]
 
@@ -128,9 +127,9 @@ def _is_valid(turn: Turn) -> bool:
     return turn.well_formed and turn.action is not None and turn.action.kind != "invalid"
 
 
-REWARD_TERMS.register("r1_router.turn_format")(TurnTerm(turn_format_reward))
-REWARD_TERMS.register("r1_router.turn_route")(TurnTerm(turn_route_reward))
-REWARD_TERMS.register("r1_router.turn_answer")(TurnTerm(turn_answer_reward))
+TURN_FORMAT = TurnTerm(turn_format_reward)
+TURN_ROUTE = TurnTerm(turn_route_reward)
+TURN_ANSWER = TurnTerm(turn_answer_reward)
 
 
 def routes(episode: Episode, normalizer: str) -> list[Judged]:

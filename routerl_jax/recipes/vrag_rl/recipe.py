@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.looking_calls import LookingCalls
-from routerl_jax.recipes.recipe import RECIPES, Recipe, check_own_protocol
+from routerl_jax.recipes.recipe import Recipe, check_own_protocol
 from routerl_jax.recipes.search import StageSettings, stages_of
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.recipes.vrag_rl.rewards import AFTER_SFT
 
 
-@RECIPES.register("vrag_rl")
 def vrag_rl(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str) -> Recipe:
     """Builds the recipe from its configuration.
 

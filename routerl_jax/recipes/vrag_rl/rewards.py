@@ -14,10 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from routerl_jax.core.types import Episode, Verdict
-from routerl_jax.rewards import format as formats
 from routerl_jax.rewards.retrieval import has_gold, retrieval
-from routerl_jax.rewards.terms import READS_TAGS, REWARD_TERMS, StepTerm
-from routerl_jax.rewards.verdicts import counts, judge_reward
+from routerl_jax.rewards.terms import READS_TAGS, StepTerm, counts, judge_reward, well_formed
 
 Variant = Literal["paper", "released"]
 
@@ -59,7 +57,6 @@ def gated_judge(episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> lis
     return judge_reward(episodes, paid)
 
 
-@REWARD_TERMS.register("vrag_rl.pattern")
 def pattern(episode: Episode, variant: Variant = "paper") -> float:
     """1 if the episode follows the pattern of thought, action and observation, else 0 (equation 10).
 
@@ -76,7 +73,7 @@ def pattern(episode: Episode, variant: Variant = "paper") -> float:
     if variant == "released":
         return float(_released_pattern(episode))
     searched = any(turn.action is not None and turn.action.kind == "search" for turn in episode.turns)
-    return float(searched and formats.well_formed(episode))
+    return float(searched and well_formed(episode))
 
 
 def _released_pattern(episode: Episode) -> bool:
@@ -89,8 +86,8 @@ def _check(variant: str) -> None:
         raise ValueError(f"variant={variant!r} is not known; use one of {', '.join(get_args(Variant))}")
 
 
-REWARD_TERMS.register("vrag_rl.ndcg")(StepTerm(ndcg, judges=has_gold))
-REWARD_TERMS.register("vrag_rl.gated_judge")(StepTerm(gated_judge, judges=counts))
+NDCG = StepTerm(ndcg, judges=has_gold)
+GATED_JUDGE = StepTerm(gated_judge, judges=counts)
 READS_TAGS["vrag_rl.ndcg"] = lambda options: bool(options.get("gated"))
 READS_TAGS["vrag_rl.gated_judge"] = lambda options: True
 READS_TAGS["vrag_rl.pattern"] = lambda options: options.get("variant") == "released"

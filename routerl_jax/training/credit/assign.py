@@ -10,14 +10,15 @@ from jaxtyping import Int
 
 from routerl_jax.core.types import Episode, Sequence
 from routerl_jax.learning.advantages import (
+    EPISODE_MASKS,
     Estimator,
     advantage_named,
     groups_without_signal,
     per_token,
+    unjudged,
     whiten,
 )
 from routerl_jax.learning.losses import Aggregation, token_weights
-from routerl_jax.learning.masks import EPISODE_MASKS, unjudged
 from routerl_jax.training.credit.kinds import TokenCredit, credit_named
 from routerl_jax.training.learner_config import LearnerConfig
 

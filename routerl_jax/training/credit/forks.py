@@ -10,10 +10,9 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from routerl_jax.core.checked import checked
+from routerl_jax.core.config import checked
 from routerl_jax.core.types import Episode
-from routerl_jax.learning.advantages import Compare
-from routerl_jax.learning.counterfactual import Baseline, Weights, choice_advantages, probabilities, try_weights
+from routerl_jax.learning.advantages import Baseline, Compare, Weights, choice_advantages, probabilities, try_weights
 
 Choices = tuple[str, ...]  # the knowledge bases chosen so far
 OfTokens = list[Float[np.ndarray, " T"]]  # per sequence, one number per token
@@ -25,7 +24,7 @@ _LEAST_REACH = 1e-6  # above 0, because tokens of weight 0 are left out of train
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ForkCreditConfig:
-    """Settings of credit="counterfactual" (learning.counterfactual), for attempts with rollout.forks."""
+    """Settings of credit="counterfactual" (learning.advantages), for attempts with rollout.forks."""
 
     # a branch's value is compared with the policy's expectation, or with the branches' mean
     baseline: Baseline = "policy"
@@ -47,7 +46,7 @@ class Segment:
       children: the segments after the decision at its end, with the log-probability of each; none if the attempt ends.
       value: the expected reward: the mean over the later segments, weighted by the policy's probabilities.
       reach: the policy's probability of reaching it: the product of the probabilities of the choices before it.
-      weight: weight of its advantage: the product of those of the choices before it (learning.counterfactual.try_weights).
+      weight: weight of its advantage: the product of those of the choices before it (learning.advantages.try_weights).
     """
 
     choices: Choices
@@ -120,7 +119,7 @@ def by_forks(
 ) -> tuple[OfTokens, OfTokens]:
     """For each sequence of the episodes, in order, the advantage of each token and the policy's probability of reaching it.
 
-    The tokens of a choice get its counterfactual advantage (learning/counterfactual.py), divided by their episode's `scale`.
+    The tokens of a choice get its counterfactual advantage (learning/advantages.py), divided by their episode's `scale`.
     The other tokens of a segment get the advantage of the segment's value. It is compared with the other segments of the
     question (`compare="question"`), or with those after the same choices (`"choices"`), which shows what a segment made of the
     choice taken for it.

@@ -89,14 +89,14 @@ def _episode(
 def _turn(
     episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
 ) -> TokenCredit:
-    """A token gets the advantages of the outcome and of the rewards of its own and later turns (learning.turn_advantages)."""
+    """A token gets the advantages of the outcome and of the rewards of its own and later turns (learning.advantages)."""
     return TokenCredit(of_tokens=by_turns(settings.turn, episodes, rewards, groups, advantage))
 
 
 def _counterfactual(
     episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: Settings
 ) -> TokenCredit:
-    """The choice of a knowledge base is compared with what the other choices led to (learning.counterfactual)."""
+    """The choice of a knowledge base is compared with what the other choices led to (learning.advantages)."""
     apart = groups if settings.forks.scale == "question" else np.zeros_like(groups)
     scale = advantage.scale(rewards, groups, apart)
     of_tokens, reach = by_forks(settings.forks, episodes, rewards, groups, advantage, scale)

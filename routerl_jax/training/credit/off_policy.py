@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from routerl_jax.core.types import Sequence
-from routerl_jax.learning.off_policy import log_ratio_sums, outside, truncated_importance
+from routerl_jax.learning.advantages import log_ratio_sums, outside, truncated_importance
 from routerl_jax.training.credit.assign import Credit
 
 

@@ -10,16 +10,15 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float
 
-from routerl_jax.core.checked import Fraction, NonNegative, checked
+from routerl_jax.core.config import Fraction, NonNegative, checked
 from routerl_jax.core.types import Episode, Turn
-from routerl_jax.learning.advantages import Compare
-from routerl_jax.learning.turn_advantages import judged_advantages, turn_advantages
+from routerl_jax.learning.advantages import Compare, judged_advantages, turn_advantages
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class TurnCreditConfig:
-    """Settings of credit="turn" (learning.turn_advantages)."""
+    """Settings of credit="turn" (learning.advantages)."""
 
     weight: NonNegative = 1.0  # weight of the turns' advantages; the outcome's has weight 1
     discount: Fraction = 1.0  # discount of the rewards of later turns; 0: a turn gets its own rewards alone

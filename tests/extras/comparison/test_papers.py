@@ -27,7 +27,7 @@ from routerl_jax.extras.comparison.papers.table import (
     assigned_agent,
     paper_blocks,
 )
-from routerl_jax.recipes.known import RECIPES
+from routerl_jax.recipes.recipe import RECIPES
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig
 from tests.extras.comparison.world import config, reply, write_world
 from tests.programs import launch_here, refusal, write_config

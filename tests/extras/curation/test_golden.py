@@ -17,7 +17,7 @@ import PIL.Image
 import pytest
 
 from configs import r1_router_data
-from routerl_jax.core.journal import Journal
+from routerl_jax.core.files import Journal
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.data.trajectories import (

@@ -387,7 +387,7 @@ def test_messages_cannot_begin_or_end_turns(server: Server) -> None:
 
 
 def test_our_own_client_of_chat_models(server: Server) -> None:
-    """`llms.openai` as a judge or a tree's summariser uses it: answers in order, one that is too long fails alone."""
+    """`services.openai` as a judge or a tree's summariser uses it: answers in order, one that is too long fails alone."""
     model = OpenAIModel("tiny", f"{server.url}/v1", concurrency=16)
     texts = [*(f"question {i}" for i in range(16)), "long " * 100]
     answers = model.complete([[Message(role="user", content=text)] for text in texts], max_tokens=10)

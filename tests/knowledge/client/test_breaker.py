@@ -5,7 +5,7 @@ import random
 import pytest
 
 from routerl_jax.knowledge.client.transport import CircuitBreaker, Retries, Timeouts
-from routerl_jax.services.retries import retry_after
+from routerl_jax.services.http import retry_after
 
 
 class Clock:

@@ -243,7 +243,7 @@ def test_summaries_of_a_model_with_other_settings_are_not_taken(world):
 
 
 def test_a_page_that_its_parser_stumbles_over(world, monkeypatch):
-    from routerl_jax.knowledge.web import reader
+    from routerl_jax.knowledge.web import reading as reader
 
     def stumbling(document):
         if document.url.endswith("/page/1"):
