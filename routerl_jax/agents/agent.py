@@ -1,4 +1,5 @@
-"""The interface of agents, and the objects that they work with: an `LLM` for conversations and `Tools` to search."""
+"""The interface of agents, and the objects that they work with: an `LLM` for conversations and `Tools` to search, which a
+routing may send elsewhere."""
 
 from __future__ import annotations
 
@@ -8,20 +9,59 @@ import dataclasses
 import difflib
 import inspect
 import itertools
+import zlib
 from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
-from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, prompt_ids
+from routerl_jax.agents.conversation import Conversation, Prompt, Request, Rollout, prompt_ids
 from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, Spoken, expanded_tokens
-from routerl_jax.agents.request import Request
-from routerl_jax.agents.routing import EVERY_KB, FixedRouting, RandomRouting, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query, Turn
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
+
+
+class Routing(Protocol):
+    """Chooses the knowledge base that a search really goes to."""
+
+    def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
+        """The member of `tools` for search number `step` (from 0) of an attempt. The policy has named `named`."""
+        ...
+
+
+EVERY_KB = "every_kb"  # in place of a routing: every search goes to all knowledge bases at once
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyRouting:
+    """The knowledge base that the policy names."""
+
+    def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
+        return named
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedRouting:
+    """Always the same knowledge base, whatever the policy names."""
+
+    tool: str
+
+    def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
+        return self.tool
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomRouting:
+    """A knowledge base drawn uniformly by a hash of (seed, example, sample, step): the same one in every run."""
+
+    seed: int = 0
+
+    def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
+        return tools[zlib.crc32(f"{self.seed}/{example.id}/{sample}/{step}".encode()) % len(tools)]
+
 
 # The pieces that follow a prompt, in order, each with whether the policy writes it (as text, or a whole message: Spoken).
 Pieces = list[tuple[Observation | Reply | Rendered | Look | Marked | Spoken, bool]]

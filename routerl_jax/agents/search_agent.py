@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
-from routerl_jax.agents.calling import CallingAgent
+from routerl_jax.agents.chat import CallingAgent
 from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, Grammar, RouteChoices
 from routerl_jax.agents.observation import Look, Reply, Spoken

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 from tokenizers import AddedToken
 
-from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
-from routerl_jax.agents.looking_calls import LookingCalls
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.agents.tool_calls import LookingCalls
 from routerl_jax.core.chat_templates import HERMES
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import Agent
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.config import override
 from routerl_jax.extras.baselines.known import BASELINES
 from routerl_jax.extras.baselines.registry import Entry, baseline_agents
 from routerl_jax.extras.baselines.registry import listing as baseline_listing
 from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.recipes.known import RECIPES
+from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.training.load import load_config
 from routerl_jax.training.setup import build_recipe
 

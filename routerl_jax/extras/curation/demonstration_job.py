@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.checked import Amount, Count, NonNegative, Positive, Seed, Size, checked
 from routerl_jax.core.config import naming
 from routerl_jax.core.journal import Journal
@@ -22,6 +21,7 @@ from routerl_jax.extras.curation.questions import Question, all_questions, diges
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_without_weights
 from routerl_jax.parallel.workdir import directory_lock
+from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.rewards.metrics import ANSWER_METRICS
 from routerl_jax.rewards.normalize import NORMALIZERS
 from routerl_jax.services.background import shared_loop

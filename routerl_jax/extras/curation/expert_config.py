@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.checked import Count, NonNegative, PositiveFraction, Size, checked
 from routerl_jax.extras.curation.demonstration_job import DemonstrationConfig
+from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.services.config import ChatModelConfig, JudgeConfig
 from routerl_jax.services.judge import settings_that_count

@@ -1,4 +1,4 @@
-"""Calls of functions in a served reply, in the forms of agents/tool_forms.py.
+"""Calls of functions in a served reply, in the forms of agents/tool_calls.py.
 
 A `ToolForm` reads one call, as the protocol of training allows, and refuses others with a reason. A client of the server wants
 all of the policy's calls. So any number of calls is read here, in either form, and the rest stays text.
@@ -11,7 +11,7 @@ import re
 import uuid
 from typing import Any
 
-from routerl_jax.agents.tool_forms import FORMS
+from routerl_jax.agents.tool_calls import FORMS
 from routerl_jax.core.text import replace_surrogates, split_thoughts
 
 _OPENING, _CLOSING = (re.escape(mark) for mark in FORMS["hermes"].marks[:2])

@@ -1,25 +1,37 @@
-"""R1-Router's agents (arXiv 2505.22095, sections 3.1 and 3.2): one works on a question step by step, one on a golden step."""
+"""R1-Router's agents (arXiv 2505.22095, sections 3.1 and 3.2): one works on a question step by step, one on a golden step.
+
+The recipe "r1_router" is Step-GRPO if training questions are golden steps, and independent chats for all other questions.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
-from routerl_jax.agents.calling import CallingAgent
+from routerl_jax.agents.agent import (
+    LLM,
+    Agent,
+    FixedRouting,
+    LearnsFrom,
+    Pieces,
+    PolicyRouting,
+    RandomRouting,
+    Routing,
+    Tools,
+)
+from routerl_jax.agents.chat import CallingAgent, fitting
 from routerl_jax.agents.conversation import Conversation
-from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, RouteChoices
-from routerl_jax.agents.routing import FixedRouting, PolicyRouting, RandomRouting, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
 from routerl_jax.engine.streams import PromptTooLong
 from routerl_jax.knowledge.query import with_picture
-from routerl_jax.recipes.r1_router.calls import StepCalls
-from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
+from routerl_jax.recipes.r1_router.steps import RouteCalls, StepCalls, StepPrompt, StepProtocol
+from routerl_jax.recipes.recipe import RECIPES, TOOL_CALLS, AgentConfig, Recipe
+from routerl_jax.recipes.search import StageSettings, stages_of
 
 _ANSWER_OPENING = "<answer>"
 _UNKNOWN = "not known"  # stands for the answer to a sub-question if no answer of the policy could be read
@@ -336,3 +348,45 @@ class OneSearch(StepwiseAgent):
 
 def _searches(action: Action | None) -> bool:
     return action is not None and action.kind == "search" and action.tool != NO_TOOL
+
+
+@RECIPES.register("r1_router")
+def r1_router(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str) -> Recipe:
+    """Builds the recipe from its configuration. (Grammar "r1_router" with recipe "search" is one growing conversation.)
+
+    Raises:
+      ValueError: another grammar than `tool_calls`, a prompt or `on_invalid` is set, which this recipe does not have; `sees`
+        names no knowledge base; or a reward term is unknown.
+    """
+    if agent.grammar not in ("", "r1_router", TOOL_CALLS):
+        raise ValueError(
+            f"config.agent.grammar={agent.grammar!r}: config.recipe='r1_router' has tags and chats of its own; leave "
+            f"it empty, or set config.recipe='search', or take {TOOL_CALLS!r}"
+        )
+    if agent.prompt:
+        raise ValueError("config.agent.prompt: config.recipe='r1_router' has three prompts of its own; leave it empty")
+    if agent.on_invalid != "remind":
+        raise ValueError(
+            f"config.agent.on_invalid={agent.on_invalid!r}: config.recipe='r1_router' asks again for what can't be read; leave "
+            "on_invalid='remind'"
+        )
+    if unknown := [name for name in agent.sees if name not in tools]:
+        raise ValueError(f"config.agent.sees: {unknown[0]!r} is no knowledge base; there are: {', '.join(tools)}")
+    protocol = StepProtocol(tools=tuple(tools))
+    if agent.grammar == TOOL_CALLS:
+        protocol = StepCalls(tools=tuple(tools), routes=RouteCalls(tools=tuple(tools)))
+    return Recipe(
+        agent=StepwiseAgent(
+            protocol=protocol,
+            max_searches=agent.max_searches,
+            k=agent.k,
+            max_turn_tokens=agent.max_turn_tokens,
+            max_observation_tokens=agent.max_observation_tokens,
+            answer_tokens=agent.answer_tokens,
+            instruct=agent.instruct,
+            prompt_suffix=agent.prompt_suffix,
+            sees=tuple(agent.sees) or StepwiseAgent.sees,
+        ),
+        stages=stages_of(stages, normalizer),
+        headline=("f1_recall",),
+    )

@@ -1,23 +1,22 @@
-"""VRAG-RL's agents (arXiv 2505.22019): search of pages with closer looks, and the paper's baselines."""
+"""VRAG-RL (arXiv 2505.22019): search of pages with closer looks, and the paper's baselines; and the recipe "vrag_rl"."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from routerl_jax.agents import tool_calls
 from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
-from routerl_jax.agents.calling import CallingAgent
+from routerl_jax.agents.chat import CallingAgent, ForcedAnswer
 from routerl_jax.agents.conversation import Conversation
-from routerl_jax.agents.forced import ForcedAnswer
 from routerl_jax.agents.grammar import TOO_LONG, RouteChoices
-from routerl_jax.agents.looking_calls import LOOK, LookingCalls
 from routerl_jax.agents.observation import Look, Marked, Reply, Spoken
+from routerl_jax.agents.tool_calls import LOOK, LookingCalls
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import (
     Action,
@@ -35,8 +34,11 @@ from routerl_jax.core.types import (
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource, image_size, smart_resize
 from routerl_jax.models.regions import RefusedRegion, RegionRule, Size, reframed
+from routerl_jax.recipes.recipe import RECIPES, AgentConfig, Recipe, check_own_protocol
+from routerl_jax.recipes.search import StageSettings, stages_of
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.protocol import Shows
+from routerl_jax.recipes.vrag_rl.rewards import AFTER_SFT
 
 # Pixels per image token of Qwen2.5-VL: the sides of the copies to which recorded boxes refer are multiples of this.
 _FACTOR = 28
@@ -454,3 +456,50 @@ def moved(box: Sequence[float], box_scale: float, frame: Size, position: Sequenc
     sizes = [min(span * (1 + 1e-9), side) for span, side in zip(spans, sides)]
     starts = [(side - size) * at for side, size, at in zip(sides, sizes, position)]
     return (*starts, *(start + size for start, size in zip(starts, sizes)))
+
+
+@RECIPES.register("vrag_rl")
+def vrag_rl(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str) -> Recipe:
+    """Builds the recipe from its configuration.
+
+    config.agent.max_searches is the number of turns in which the policy may search, look closer or answer (4 in the released
+    code). config.agent.k is the number of pages that a search finds (10), of which the best new one is shown. `shows`, `looks`,
+    `regions`, `force_answer` and `thoughts` are in config.agent.settings.
+
+    Raises:
+      ValueError: there is not exactly one knowledge base, or no turn; another grammar than `tool_calls`, a prompt, `sees` or
+        `on_invalid` is set, which this recipe does not have; or a reward term is unknown.
+    """
+    check_own_protocol(
+        agent,
+        "vrag_rl",
+        prompt="a prompt of its own, which config.agent.instruct shows",
+        instead_of_on_invalid="tells the policy why a turn can't be read",
+    )
+    if agent.sees:
+        raise ValueError(
+            f"config.agent.sees={tuple(agent.sees)}: config.recipe='vrag_rl' searches in words alone; leave it empty"
+        )
+    if len(tools) != 1:
+        raise ValueError(
+            "config.recipe='vrag_rl' needs one knowledge base, of pages; config.knowledge has "
+            f"{', '.join(tools) or 'none'}"
+        )
+    if not agent.max_searches:
+        raise ValueError(
+            "config.agent.max_searches=0: config.recipe='vrag_rl' needs a turn at least; 4 is the paper's code's"
+        )
+    return Recipe(
+        agent=VRAGAgent(
+            tool=tools[0],
+            max_turns=agent.max_searches,
+            k=agent.k,
+            max_turn_tokens=agent.max_turn_tokens,
+            max_observation_tokens=agent.max_observation_tokens,
+            answer_tokens=agent.answer_tokens,
+            instruct=agent.instruct,
+            grammar=LookingCalls(tools=tuple(tools)) if agent.grammar else None,
+        ),
+        stages=stages_of(stages, normalizer),
+        reward=AFTER_SFT.reward,
+    )

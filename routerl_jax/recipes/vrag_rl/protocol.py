@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from routerl_jax.agents.grammar import RouteChoices, one_line, unshown
-from routerl_jax.agents.looking_calls import LOOK
+from routerl_jax.agents.tool_calls import LOOK
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Passage, Shown
 from routerl_jax.models.regions import RefusedRegion, RegionRule, read_box

@@ -1,21 +1,96 @@
-"""The common part of agents whose policy may call tools as functions in its model's chat template."""
+"""What agents share on top of a conversation: what fits, answers that are begun for the policy, and turns by tool calls."""
 
 from __future__ import annotations
 
 import abc
+import bisect
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from routerl_jax.agents.agent import LLM, Agent, Pieces, Tools
 from routerl_jax.agents.conversation import Conversation
-from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import TOO_LONG
 from routerl_jax.agents.observation import Reply, Spoken
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Episode, Example, Observation, Passage, Turn
+from routerl_jax.core.types import Action, Episode, Example, Observation, Passage, Turn
 from routerl_jax.data.rounds import RecordedRounds
+from routerl_jax.data.trajectories import Document
+
+T = TypeVar("T", Passage, Document)
+
+
+def fitting(items: Sequence[T], fits: Callable[[Sequence[T]], bool], *, cut: bool = True) -> tuple[T, ...]:
+    """As many whole items as fit, best first; else as many words of the first one as fit, then ` ..`; () if no word fits.
+
+    Args:
+      items: the items, best first.
+      fits: whether there is room for these items. It must also hold for fewer or shorter items.
+      cut: whether the first one may be shown in part.
+    """
+    for count in range(len(items), 0, -1):
+        if fits(items[:count]):
+            return tuple(items[:count])
+    if not items or not cut:
+        return ()
+    first = items[0]
+
+    def beginning(words: int) -> T:
+        return dataclasses.replace(first, text=" ".join(first.text.split()[:words]) + " ..")
+
+    words = bisect.bisect_left(range(1, len(first.text.split())), True, key=lambda n: not fits([beginning(n)]))
+    return (beginning(words),) if words else ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ForcedAnswer:
+    """How an answer is begun for the policy.
+
+    Attributes:
+      opening, closing: tags of the answer.
+      tokens: tokens kept free for the answer itself.
+      think: opening and closing tags of thoughts that the policy may write before the answer; () for no thoughts.
+      thought_tokens: most tokens of these thoughts.
+    """
+
+    opening: str
+    closing: str
+    tokens: int
+    think: tuple[str, str] | tuple[()] = ()
+    thought_tokens: int = 0
+
+    def reserve(self, chat: Conversation) -> int:
+        """Tokens that the answer needs, without thoughts."""
+        return self.tokens + chat.tokens_of(self.opening)
+
+    async def thoughts(self, chat: Conversation, reserve: int) -> str:
+        """Lets the policy think, with `reserve` tokens kept for the answer. Returns the text between thoughts and answer."""
+        if not self.think:
+            return ""
+        opening, closing = self.think
+        room = chat.room - reserve - chat.tokens_of(f"{opening}{closing}\n")
+        if room < 1:
+            return ""
+        chat.force(opening)
+        turn = await chat.generate(stop=(closing,), max_tokens=min(self.thought_tokens, room))
+        return "\n" if closing in turn.text else f"{closing}\n"
+
+    async def answer(self, chat: Conversation, parse: Callable[[str], Action], truncated: bool = False) -> Episode:
+        """The episode with a forced answer, or without an answer if there is no room for one.
+
+        Args:
+          parse: reads the action from the turn's text, opening included.
+          truncated: whether a limit of tokens is the reason for forcing the answer.
+        """
+        needed = self.reserve(chat)
+        if chat.room < needed:
+            return chat.episode(answer=None, truncated=True)
+        chat.force(await self.thoughts(chat, needed) + self.opening)
+        turn: Turn = await chat.generate(stop=(self.closing,), max_tokens=self.tokens)
+        turn.action = parse(turn.forced + turn.text)
+        answer = turn.action.answer if turn.action.kind == "answer" else None
+        return chat.episode(answer=answer, truncated=truncated or turn.stop_reason == "length")
 
 
 class Form(Protocol):
