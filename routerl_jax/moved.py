@@ -10,7 +10,7 @@ from types import ModuleType
 
 # A folder or file before -> the one now.
 MOVED = {
-    "agents.calling": "agents.chat",
+    "agents.calling": "agents.agent",
     "agents.config": "recipes.recipe",
     "agents.demonstrated": "agents.observation",
     "agents.fitting": "agents.chat",

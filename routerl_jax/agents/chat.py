@@ -1,22 +1,246 @@
-"""What agents share on top of a conversation: what fits, answers that are begun for the policy, and turns by tool calls."""
+"""A chat in a protocol: actions come out of it, observations go in, and room is kept for the last turn.
+
+What depends on tags or tool calls, on room in the context, on answers that are begun for the policy, and on cutting what was
+found stands here, once, on top of a `Conversation`.
+"""
 
 from __future__ import annotations
 
-import abc
 import bisect
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+import functools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
-from routerl_jax.agents.agent import LLM, Agent, Pieces, Tools
-from routerl_jax.agents.conversation import Conversation
-from routerl_jax.agents.grammar import TOO_LONG
-from routerl_jax.agents.observation import Reply, Spoken
-from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.tool_schema import ToolSchema
-from routerl_jax.core.types import Action, Episode, Example, Observation, Passage, Turn
-from routerl_jax.data.rounds import RecordedRounds
+from routerl_jax.agents.conversation import Conversation, Prompt, Rollout
+from routerl_jax.agents.grammar import TOO_LONG, Grammar
+from routerl_jax.agents.observation import Reply
+from routerl_jax.core.text import split_thoughts
+from routerl_jax.core.tokenizer import ReplyRole
+from routerl_jax.core.types import Action, Call, Episode, Example, Observation, Passage, Turn
 from routerl_jax.data.trajectories import Document
+from routerl_jax.models.images import ImageSource
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatRules:
+    """The rules of a chat.
+
+    Attributes:
+      protocol: how actions and observations are written, in the form of the model (`Grammar.of`).
+      role: whose messages the observations are; None: they stand in the policy's own text.
+      around: text before and after an observation that stands in the policy's own text.
+      max_turn_tokens: most tokens of a turn.
+      max_observation_tokens: most tokens of what a search found; 0: as many as there is room for.
+      answer_tokens: tokens kept free for the last turn.
+      opening: text with which the last turn is begun for the policy; "": the policy writes all of it; None: there is no last
+        turn, and the episode ends without an answer.
+      last_stops: stop strings of the last turn.
+      thoughts: opening and closing tags of thoughts that the policy may write before the opening; () for none.
+      judges_begun: whether a turn that was begun for the policy can be well-formed.
+    """
+
+    protocol: Grammar
+    role: ReplyRole | None = None
+    around: str = ""
+    max_turn_tokens: int
+    max_observation_tokens: int = 0
+    answer_tokens: int
+    opening: str | None
+    last_stops: tuple[str, ...]
+    thoughts: tuple[str, str] | tuple[()] = ()
+    judges_begun: bool = False
+
+    def framed(self, observation: Observation) -> Observation | Reply:
+        """An observation as the policy gets it."""
+        if self.role is not None:
+            return Reply(observation, self.role)
+        if not self.around:
+            return observation
+        return [self.around, *([observation] if isinstance(observation, str) else observation), self.around]
+
+
+class Chat(Conversation):
+    """A conversation in a protocol (`LLM.chat`).
+
+        for _ in range(max_searches):
+            action = await chat.act()
+            if action is None:  # there is no room for a turn
+                break
+            if action.kind == "answer":
+                return chat.episode(answer=action.answer)
+            if action.kind == "search":
+                await chat.show(await tools[action.tool].search(action.query, k))
+            else:
+                chat.remind(action.error)
+        return await chat.final_answer()
+
+    Attributes:
+      reserve: tokens kept for the last turn and, if turns are messages, for the reply to a turn whose proper reply has no room.
+    """
+
+    def __init__(self, rollout: Rollout, prompt: Prompt, rules: ChatRules, images: Sequence[ImageSource] = ()) -> None:
+        super().__init__(rollout, prompt, images)
+        self.rules = rules
+        self._last_turn = 0  # tokens that the last turn needs
+        if rules.opening is not None:
+            self._last_turn = rules.answer_tokens + self.tokens_of(rules.opening)
+        note = self.reply_tokens(TOO_LONG, role="tool") if rules.role == "tool" and self._last_turn else 0
+        self.reserve = self._last_turn + note
+        self._full = False  # a turn or an observation had no room
+        self._unanswered = ""  # the reply that the latest turn has yet to get
+
+    @property
+    def protocol(self) -> Grammar:
+        """How actions and observations are written, in the form of the model."""
+        return self.rules.protocol
+
+    @property
+    def example(self) -> Example:
+        """The question."""
+        return self._rollout.example
+
+    @property
+    def sample(self) -> int:
+        """Index of this rollout among the rollouts of its example."""
+        return self._rollout.sample
+
+    @property
+    def turn(self) -> Turn:
+        """The latest turn."""
+        return self._rollout.turns[-1]
+
+    async def act(self, allowed: Callable[[Action], Action] | None = None) -> Action | None:
+        """The policy's next action; None if there is no room for a turn. The turn itself is `turn`.
+
+        Args:
+          allowed: returns an action as it counts: unchanged, or as an invalid one with the reason.
+        """
+        room = self.room - self.reserve
+        if self._full or room < 1:
+            self._full = True
+            return None
+        turn = await self.generate(stop=self.protocol.stops, max_tokens=min(self.rules.max_turn_tokens, room))
+        return read_turn(turn, self.protocol, allowed)
+
+    def tell(self, observation: Observation, passages: Sequence[str] = ()) -> bool:
+        """Shows an observation. If fewer than `reserve` tokens would be left, it returns False, shows nothing, and the last
+        turn follows.
+
+        Args:
+          passages: ids of the passages that it shows as text.
+        """
+        if self._size(observation) > self.room - self.reserve:
+            self._full, self._unanswered = True, TOO_LONG
+            return False
+        framed = self.rules.framed(observation)
+        if isinstance(framed, Reply):
+            self.reply(framed.observation, passages, role=framed.role)
+        else:
+            self.observe(framed, passages)
+        return True
+
+    def remind(self, error: str = "") -> bool:
+        """Tells the policy why its turn could not be carried out, by default with its action's error; as `tell`."""
+        action = self.turn.action
+        return self.tell(self.protocol.reminder(error or (action.error if action is not None else "")))
+
+    async def show(
+        self,
+        call: Call,
+        passages: Sequence[Passage] | None = None,
+        observation: Callable[[Sequence[Passage]], Observation] | None = None,
+        cut: bool | None = None,
+    ) -> tuple[Passage, ...] | None:
+        """Shows as many of the passages found as fit, best first (`fitting`).
+
+        Args:
+          passages: those that may be shown; None: all of the call.
+          observation: makes the observation of some of them; None: the protocol's own.
+          cut: whether the first passage may be shown in part; None: if there is a limit of tokens.
+
+        Returns:
+          The passages shown; None if not even an observation of none has room. The last turn follows then.
+        """
+        passages = call.passages if passages is None else passages
+        observation = observation or functools.partial(self.protocol.observation, call)
+        limit, whole = self.rules.max_observation_tokens, observation(passages)
+        await self.prepare(self.rules.framed(whole))
+
+        def of(subset: Sequence[Passage]) -> Observation:
+            return whole if tuple(subset) == tuple(passages) else observation(subset)
+
+        room = self.room - self.reserve
+        most = min(limit or room, room)
+        cut = bool(limit) if cut is None else cut
+        shown = fitting(passages, lambda subset: self._size(of(subset)) <= most, cut=cut)
+        return shown if self.tell(of(shown), [passage.id for passage in shown]) else None
+
+    async def final_answer(self, reply: str = "", truncated: bool | None = None) -> Episode:
+        """The episode after the last turn. It has no answer if there is no room for one, or no last turn (`ChatRules.opening`).
+
+        Args:
+          reply: the reply that the latest turn has yet to get. Only in tool calls: elsewhere the answer follows in the same
+            text.
+          truncated: whether a limit of tokens is the reason for the last turn; None: if something had no room.
+        """
+        rules, truncated = self.rules, self._full if truncated is None else truncated
+        if rules.opening is None or self.room < self._last_turn:
+            return self.episode(answer=None, truncated=truncated or rules.opening is not None)
+        if (reply := reply or self._unanswered) and rules.role == "tool" and not self.tell(reply):
+            self.reply(TOO_LONG, role="tool")
+        self.force(await self.think(self._last_turn) + rules.opening)
+        turn = await self.generate(stop=rules.last_stops, max_tokens=rules.answer_tokens)
+        action = read_turn(turn, self.protocol, judges_begun=rules.judges_begun)
+        answer = action.answer if action.kind == "answer" else None
+        return self.episode(answer=answer, truncated=truncated or turn.stop_reason == "length")
+
+    async def think(self, reserve: int) -> str:
+        """Lets the policy think before a turn that is begun for it, with `reserve` tokens kept for that turn. Returns the text
+        between the thoughts and the turn."""
+        if not self.rules.thoughts:
+            return ""
+        opening, closing = self.rules.thoughts
+        room = self.room - reserve - self.tokens_of(f"{opening}{closing}\n")
+        if room < 1:
+            return ""
+        self.force(opening)
+        turn = await self.generate(stop=(closing,), max_tokens=min(self.rules.max_turn_tokens, room))
+        return "\n" if closing in turn.text else f"{closing}\n"
+
+    def _size(self, observation: Observation) -> int:
+        """Number of tokens that an observation takes."""
+        framed = self.rules.framed(observation)
+        if isinstance(framed, Reply):
+            return self.reply_tokens(framed.observation, role=framed.role)
+        return self.tokens_of(framed)
+
+
+def read_turn(
+    turn: Turn, protocol: Grammar, allowed: Callable[[Action], Action] | None = None, *, judges_begun: bool = False
+) -> Action:
+    """Reads a turn: sets its action, and whether it is well-formed, and returns the action.
+
+    Args:
+      allowed: see `Chat.act`.
+      judges_begun: judge turns that were begun for the policy by the policy's part alone (a closed answer, no thought in it),
+        because it could not write a thought before. Else they are not well-formed.
+    """
+    text, end = turn.forced + turn.text, "eos" if protocol.functions else "stop"
+    action = protocol.parse(text)
+    if not turn.forced:
+        # a message ends with the template's own token
+        turn.well_formed = protocol.well_formed(text) and (not protocol.functions or turn.stop_reason == end)
+    elif judges_begun:
+        plain = turn.stop_reason == end and split_thoughts(turn.text)[1] == turn.text
+        closed = action.kind == "answer" and protocol.well_formed(protocol.write_answer("", action.answer))
+        turn.well_formed = plain and closed
+    if allowed is not None:
+        action = allowed(action)
+        turn.well_formed = turn.well_formed and action.kind != "invalid"
+    turn.action = action
+    return action
+
 
 T = TypeVar("T", Passage, Document)
 
@@ -41,191 +265,3 @@ def fitting(items: Sequence[T], fits: Callable[[Sequence[T]], bool], *, cut: boo
 
     words = bisect.bisect_left(range(1, len(first.text.split())), True, key=lambda n: not fits([beginning(n)]))
     return (beginning(words),) if words else ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ForcedAnswer:
-    """How an answer is begun for the policy.
-
-    Attributes:
-      opening, closing: tags of the answer.
-      tokens: tokens kept free for the answer itself.
-      think: opening and closing tags of thoughts that the policy may write before the answer; () for no thoughts.
-      thought_tokens: most tokens of these thoughts.
-    """
-
-    opening: str
-    closing: str
-    tokens: int
-    think: tuple[str, str] | tuple[()] = ()
-    thought_tokens: int = 0
-
-    def reserve(self, chat: Conversation) -> int:
-        """Tokens that the answer needs, without thoughts."""
-        return self.tokens + chat.tokens_of(self.opening)
-
-    async def thoughts(self, chat: Conversation, reserve: int) -> str:
-        """Lets the policy think, with `reserve` tokens kept for the answer. Returns the text between thoughts and answer."""
-        if not self.think:
-            return ""
-        opening, closing = self.think
-        room = chat.room - reserve - chat.tokens_of(f"{opening}{closing}\n")
-        if room < 1:
-            return ""
-        chat.force(opening)
-        turn = await chat.generate(stop=(closing,), max_tokens=min(self.thought_tokens, room))
-        return "\n" if closing in turn.text else f"{closing}\n"
-
-    async def answer(self, chat: Conversation, parse: Callable[[str], Action], truncated: bool = False) -> Episode:
-        """The episode with a forced answer, or without an answer if there is no room for one.
-
-        Args:
-          parse: reads the action from the turn's text, opening included.
-          truncated: whether a limit of tokens is the reason for forcing the answer.
-        """
-        needed = self.reserve(chat)
-        if chat.room < needed:
-            return chat.episode(answer=None, truncated=True)
-        chat.force(await self.thoughts(chat, needed) + self.opening)
-        turn: Turn = await chat.generate(stop=(self.closing,), max_tokens=self.tokens)
-        turn.action = parse(turn.forced + turn.text)
-        answer = turn.action.answer if turn.action.kind == "answer" else None
-        return chat.episode(answer=answer, truncated=truncated or turn.stop_reason == "length")
-
-
-class Form(Protocol):
-    """How a policy writes its actions: a grammar, or another object with these members (`Grammar` describes them)."""
-
-    @property
-    def functions(self) -> tuple[dict[str, Any], ...]: ...
-    def of(self, tokenizer: Tokenizer) -> Any: ...
-    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Any: ...
-
-
-class CallingAgent(Agent):
-    """An agent whose policy calls functions if the agent's form has some. Then every turn is a message of the model's chat, and
-    what follows it comes as a tool's message. Subclasses are dataclasses, and write `_run`.
-
-    Attributes:
-      form_field: name of the field with the form (None there: tags of the agent's own).
-    """
-
-    form_field: ClassVar[str] = "grammar"
-
-    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        return await self.of(llm.tokenizer)._run(example, llm, tools)
-
-    @abc.abstractmethod
-    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        """`run`, with the agent already in the form of the model."""
-
-    @property
-    def _form(self) -> Form | None:
-        return getattr(self, self.form_field)
-
-    def _with(self, form: Form) -> Self:
-        changed: Any = dataclasses.replace(self, **{self.form_field: form})  # type: ignore[type-var]
-        return changed
-
-    def of(self, tokenizer: Tokenizer) -> Self:
-        """The agent in the form of this model. Raises ValueError if the model has none."""
-        form = None if self._form is None else self._form.of(tokenizer)
-        return self if form is None or form is self._form else self._with(form)
-
-    @property
-    def functions(self) -> tuple[dict[str, Any], ...]:
-        """The form's own."""
-        return () if self._form is None else self._form.functions
-
-    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Self:
-        return self if self._form is None else self._with(self._form.with_schemas(schemas))
-
-    # --- what the policy writes ---
-
-    def check_tags(self, what: str) -> None:
-        """Raises ValueError if the policy calls functions. `what` needs the tags of the agent's own protocol."""
-        if self.functions:
-            raise ValueError(
-                f"{what} needs the tags of the agent's own protocol, and the policy calls functions: leave one of them out "
-                "(config.agent.grammar)"
-            )
-
-    def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
-        self.check_tags("learning from recorded rounds")
-        return super().recorded_pieces(recorded)
-
-    def whole(self, turn: Turn) -> bool:
-        """Whether a turn ends as the form says. A message ends with the template's own token."""
-        return not self.functions or turn.stop_reason == "eos"
-
-    def spoken(self, write: Callable[[Self], str]) -> str | Spoken:
-        """A turn for a demonstration, which `write` makes from the agent in a model's form."""
-        return Spoken(lambda tokenizer: write(self.of(tokenizer))) if self.functions else write(self)
-
-    # --- what it is shown ---
-
-    def framed(self, observation: Observation) -> Observation | Reply:
-        """An observation as the policy gets it: as a tool's message if it calls functions."""
-        return Reply(observation, "tool") if self.functions else observation
-
-    def size_of(self, chat: Conversation, observation: Observation) -> int:
-        """Number of tokens that an observation takes."""
-        framed = self.framed(observation)
-        if isinstance(framed, Reply):
-            return chat.reply_tokens(framed.observation, role=framed.role)
-        return chat.tokens_of(framed)
-
-    def say(self, chat: Conversation, observation: Observation, reserve: int, passages: Sequence[str] = ()) -> bool:
-        """Shows an observation to the policy. Returns False and shows nothing if fewer than `reserve` tokens would be left."""
-        if self.size_of(chat, observation) > chat.room - reserve:
-            return False
-        framed = self.framed(observation)
-        if isinstance(framed, Reply):
-            chat.reply(framed.observation, passages, role=framed.role)
-        else:
-            chat.observe(framed, passages)
-        return True
-
-    async def show_fitting(
-        self,
-        chat: Conversation,
-        passages: Sequence[Passage],
-        observation: Callable[[Sequence[Passage]], Observation],
-        *,
-        most: int,
-        reserve: int,
-        cut: bool,
-    ) -> tuple[Passage, ...] | None:
-        """Shows an observation of as many passages as fit (agents/fitting.py).
-
-        Args:
-          passages: the passages, best first.
-          observation: makes the observation of some of them.
-          most: tokens that it may take.
-          reserve: tokens that must be left after it.
-          cut: whether the first passage may be shown in part.
-
-        Returns:
-          The passages that it shows; None, and nothing is shown, if not even an observation of none leaves `reserve` tokens.
-        """
-        whole = observation(passages)
-        await chat.prepare(self.framed(whole))
-
-        def of(subset: Sequence[Passage]) -> Observation:
-            return whole if tuple(subset) == tuple(passages) else observation(subset)
-
-        shown = fitting(passages, lambda subset: self.size_of(chat, of(subset)) <= most, cut=cut)
-        return shown if self.say(chat, of(shown), reserve, [passage.id for passage in shown]) else None
-
-    def note_tokens(self, chat: Conversation) -> int:
-        """Tokens kept for the reply to a turn whose proper reply has no room."""
-        return chat.reply_tokens(TOO_LONG, role="tool") if self.functions else 0
-
-    def end_turn(self, chat: Conversation, observation: Observation, reserve: int) -> None:
-        """Replies to a turn before an answer is begun for the policy.
-
-        If `observation` would leave fewer than `reserve` tokens, the reply is a note that uses `note_tokens` of them. Without
-        functions nothing is shown, because the answer follows in the same text.
-        """
-        if self.functions and not self.say(chat, observation, reserve):
-            chat.reply(TOO_LONG, role="tool")

@@ -376,10 +376,6 @@ class ToolCalls(Grammar):
         prefix = f"{thought}\n" if thought else ""
         return f"{prefix}{_ANSWER[0]}{answer}{_ANSWER[1]}"
 
-    @property
-    def answer_opening(self) -> str:
-        return _ANSWER[0]
-
     # --- what the environment writes ---
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
