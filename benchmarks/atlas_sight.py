@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float
 
 from configs import atlas_sight
 from routerl_jax.agents.agent import Agent
-from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Example
 from routerl_jax.core.types import Sequence as TokenSequence

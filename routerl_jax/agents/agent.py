@@ -1,4 +1,5 @@
-"""The interface of agents, and the objects that they work with: an `LLM` for conversations and `Tools` to search."""
+"""The interface of agents, and the objects that they work with: an `LLM` for conversations and `Tools` to search, which a
+routing may send elsewhere."""
 
 from __future__ import annotations
 
@@ -8,19 +9,59 @@ import dataclasses
 import difflib
 import inspect
 import itertools
-from collections.abc import Awaitable, Coroutine, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Protocol
+import zlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol, Self
 
-from routerl_jax.agents.conversation import Conversation, Prompt, Rollout, prompt_ids
+from routerl_jax.agents.chat import Chat, ChatRules
+from routerl_jax.agents.conversation import Conversation, Prompt, Request, Rollout, prompt_ids
 from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, Spoken, expanded_tokens
-from routerl_jax.agents.request import Request
-from routerl_jax.agents.routing import EVERY_KB, FixedRouting, RandomRouting, Routing
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query, ToolSchema, Turn
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
+
+
+class Routing(Protocol):
+    """Chooses the knowledge base that a search really goes to."""
+
+    def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
+        """The member of `tools` for search number `step` (from 0) of an attempt. The policy has named `named`."""
+        ...
+
+
+EVERY_KB = "every_kb"  # in place of a routing: every search goes to all knowledge bases at once
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyRouting:
+    """The knowledge base that the policy names."""
+
+    def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
+        return named
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedRouting:
+    """Always the same knowledge base, whatever the policy names."""
+
+    tool: str
+
+    def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
+        return self.tool
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomRouting:
+    """A knowledge base drawn uniformly by a hash of (seed, example, sample, step): the same one in every run."""
+
+    seed: int = 0
+
+    def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
+        return tools[zlib.crc32(f"{self.seed}/{example.id}/{sample}/{step}".encode()) % len(tools)]
+
 
 # The pieces that follow a prompt, in order, each with whether the policy writes it (as text, or a whole message: Spoken).
 Pieces = list[tuple[Observation | Reply | Rendered | Look | Marked | Spoken, bool]]
@@ -184,6 +225,98 @@ class Agent(abc.ABC):
         raise ValueError(f"{type(self).__name__} says that it learns from golden steps: write its step_pieces()")
 
 
+class Form(Protocol):
+    """How a policy writes its actions: a grammar, or another object with these members (`Grammar` describes them)."""
+
+    @property
+    def functions(self) -> tuple[dict[str, Any], ...]: ...
+    @property
+    def special_tokens(self) -> tuple[str, ...]: ...
+    @property
+    def choices(self) -> RouteChoices | None: ...
+    def of(self, tokenizer: Tokenizer) -> Any: ...
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Any: ...
+
+
+class CallingAgent(Agent):
+    """An agent in a protocol, whose `run` works on the chat that `begin` gives (`chat.Chat`).
+
+    If the protocol has functions, the policy calls them. Then every turn is a message of the model's chat, and what follows it
+    comes as a tool's message. Subclasses are dataclasses.
+
+    Attributes:
+      form_field: name of the field with the protocol.
+    """
+
+    form_field: ClassVar[str] = "grammar"
+
+    @property
+    def form(self) -> Form:
+        """The protocol: tags, or tool calls."""
+        return getattr(self, self.form_field)
+
+    @property
+    def rules(self) -> ChatRules:
+        """The rules of its chats (`begin`)."""
+        raise ValueError(f"{type(self).__name__} begins a chat in its protocol: write its rules")
+
+    def begin(self, example: Example, llm: LLM) -> Chat:
+        """A chat in the form of the model, which begins with the agent's opening of an example."""
+        agent = self.of(llm.tokenizer)
+        return llm.chat(agent.opening(example, llm.tokenizer, llm.image_marker), agent.rules, example.images)
+
+    def of(self, tokenizer: Tokenizer) -> Self:
+        """The agent in the form of this model. Raises ValueError if the model has none."""
+        return self._with(lambda form: form.of(tokenizer))
+
+    def with_schemas(self, schemas: Mapping[str, ToolSchema]) -> Self:
+        return self._with(lambda form: form.with_schemas(schemas))
+
+    def _with(self, change: Callable[[Form], Form]) -> Self:
+        form = self.form
+        changed: Any = change(form)
+        if changed is not form:
+            changed = dataclasses.replace(self, **{self.form_field: changed})  # type: ignore[type-var]
+            return changed
+        return self
+
+    @property
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        """The protocol's own, as the next two."""
+        return self.form.functions
+
+    @property
+    def choices(self) -> RouteChoices | None:
+        return self.form.choices
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return self.form.special_tokens
+
+    def fields_of(self, base: type[CallingAgent]) -> dict[str, Any]:
+        """The values of the fields that it shares with all agents of a class. Further fields of subclasses are left out."""
+        fields: Any = dataclasses.fields(base)  # type: ignore[arg-type]
+        return {field.name: getattr(self, field.name) for field in fields}
+
+    def check_tags(self, what: str) -> None:
+        """Raises ValueError if the policy calls functions. `what` needs the tags of the agent's own protocol."""
+        if self.functions:
+            raise ValueError(
+                f"{what} needs the tags of the agent's own protocol, and the policy calls functions: leave one of them out "
+                "(config.agent.grammar)"
+            )
+
+    # --- demonstrations ---
+
+    def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
+        self.check_tags("learning from recorded rounds")
+        return super().recorded_pieces(recorded)
+
+    def spoken(self, write: Callable[[Self], str]) -> str | Spoken:
+        """A turn for a demonstration, which `write` makes from the agent in a model's form."""
+        return Spoken(lambda tokenizer: write(self.of(tokenizer))) if self.functions else write(self)
+
+
 @dataclasses.dataclass(frozen=True)
 class Rerouted(Agent):
     """An agent whose searches go where a routing sends them, whatever knowledge base it names. All else is unchanged."""
@@ -265,6 +398,12 @@ class LLM:
         conversation = Conversation(self._rollout, prompt, images)
         self._rollout.conversations.append(conversation)
         return conversation
+
+    def chat(self, prompt: Prompt, rules: ChatRules, images: Sequence[ImageSource] = ()) -> Chat:
+        """As `conversation`, in a protocol."""
+        chat = Chat(self._rollout, prompt, rules, images)
+        self._rollout.conversations.append(chat)
+        return chat
 
 
 class UnknownTool(KeyError):

@@ -13,7 +13,7 @@ import jax
 from absl import logging
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.agents.request import Request, Want
+from routerl_jax.agents.conversation import Request, Want
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import seconds_left, time_limit
 from routerl_jax.core.types import Call, Passage, Query, Walk

@@ -7,11 +7,10 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from routerl_jax.agents.forks import BranchState, ForkChoice, RecordedTurn
 from routerl_jax.agents.observation import Rendered, Reply, expanded_tokens, rendered
-from routerl_jax.agents.request import Request
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.tokenizer import ReplyRole, Tokenizer
 from routerl_jax.core.types import (
@@ -22,6 +21,7 @@ from routerl_jax.core.types import (
     Failure,
     Message,
     Observation,
+    Query,
     Shown,
     Turn,
     Usage,
@@ -32,6 +32,22 @@ from routerl_jax.engine.streams import Generated, Stream
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import RefusedRegion, RegionRule, Size
 from routerl_jax.services import faults
+
+Want = Literal["passages", "listing", "pictures"]
+
+
+class Request(NamedTuple):
+    """A request to a tool, of one of three kinds (`want`).
+
+    "passages": `k` passages with their pictures. "listing": `k` passages, without the pictures that a server would have to
+    send. "pictures": the picture of one passage; the query is the passage's id.
+    """
+
+    tool: str
+    query: Query
+    k: int
+    want: Want = "passages"
+
 
 Prompt = str | Sequence[int] | Sequence[Message]
 

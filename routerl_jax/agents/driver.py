@@ -1,4 +1,5 @@
-"""The driver: runs many agents at once, and batches their turns in the engine and their searches per tool."""
+"""The driver: runs many agents at once, and batches their turns in the engine and their searches per tool. Before a run,
+`no_room` checks that prompts fit."""
 
 from __future__ import annotations
 
@@ -9,17 +10,16 @@ import dataclasses
 import numbers
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 import jax
 from absl import logging
 
 from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool, begun, check_choices
 from routerl_jax.agents.calls import calls_of_all
-from routerl_jax.agents.conversation import Rollout
+from routerl_jax.agents.conversation import Request, Rollout
 from routerl_jax.agents.forks import BranchState
-from routerl_jax.agents.request import Request
 from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
@@ -27,7 +27,7 @@ from routerl_jax.core.types import Call, Episode, Example, Turn
 from routerl_jax.engine.policy import Endpoint, Policy, TurnFailed
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.engine.streams import DoesNotFit, Generated, Stream
-from routerl_jax.services.background import PausedLoop
+from routerl_jax.services.background import PausedLoop, run_coroutine
 
 
 @dataclasses.dataclass
@@ -470,3 +470,48 @@ class _PendingText:
     rollout: Rollout
     text: str
     future: asyncio.Future[None]
+
+
+class _Asked(BaseException):
+    """Raised when the agent asks the policy or a tool. Not an Exception, because an agent may catch those."""
+
+
+def no_room(agent: Agent, examples: Iterable[Example], engine: Policy, tools: Sequence[str]) -> str:
+    """Runs an agent on each example up to its first request to the policy or a tool. Nothing is computed on a device.
+
+    Returns:
+      "" if the agent makes such a request on one of the examples; else the reason why it does not on the first one.
+
+    Raises:
+      ValueError: the agent asks for a tool that does not exist, or its `run` is no coroutine.
+    """
+    reasons: list[str] = []
+    for example in examples:
+        reason = run_coroutine(_try(agent, example, engine, tools))
+        if not reason:
+            return ""
+        reasons.append(reason)
+    return reasons[0] if reasons else ""
+
+
+async def _try(agent: Agent, example: Example, engine: Policy, tools: Sequence[str]) -> str:
+    async def asked(*_: Any) -> NoReturn:
+        raise _Asked
+
+    rollout = Rollout(example, 0, engine, Sampling(), asked, asked, tags=agent.special_tokens)
+    try:
+        episode = await begun(agent, example, LLM(rollout), Tools(rollout, tools))
+    except _Asked:
+        return ""
+    except DoesNotFit as error:
+        return str(error)
+    except UnknownTool as error:
+        raise ValueError(f"the agent failed on example {example.id!r}: {error}") from error
+    finally:
+        rollout.close()
+    if not isinstance(episode, Episode):  # the driver says so
+        return ""
+    if episode.turns or not episode.truncated:
+        return ""
+    prompt_tokens = max((len(sequence) for sequence in episode.sequences), default=0)
+    return f"the prompt of example {example.id!r} has {prompt_tokens} tokens, and a turn does not fit beside it"

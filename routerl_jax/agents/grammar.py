@@ -23,7 +23,7 @@ GRAMMARS: Registry[type[Grammar]] = Registry(
         "routerag_answer": "routerl_jax.recipes.routerag:OpenedAnswer",
         "search_r1": "routerl_jax.recipes.search_r1:SearchR1Grammar",
         "tool_calls": "routerl_jax.agents.tool_calls:ToolCalls",
-        "tool_calls_with_looks": "routerl_jax.agents.looking_calls:LookingCalls",
+        "tool_calls_with_looks": "routerl_jax.agents.tool_calls:LookingCalls",
     },
 )
 
@@ -97,18 +97,18 @@ class Grammar(abc.ABC):
     def write_search(self, thought: str, query: str, tool: str) -> str:
         """A well-formed search turn, for demonstrations."""
 
-    @abc.abstractmethod
     def write_answer(self, thought: str, answer: str) -> str:
         """A well-formed answer turn, for demonstrations."""
+        return f"<think>{thought}</think>\n<answer>{answer}</answer>"
 
     def write_look(self, thought: str, box: Sequence[float]) -> str:
         """A well-formed turn with a closer look, for demonstrations. Raises ValueError if the protocol has no such turns."""
         raise ValueError(f"grammar {type(self).__name__} has no closer looks, and a demonstration has one")
 
     @property
-    @abc.abstractmethod
     def answer_opening(self) -> str:
         """Text that is fed so that the policy answers now: at the end of its budget if `forces_answer`, and in baselines."""
+        return "<answer>"
 
     @property
     def forces_answer(self) -> bool:

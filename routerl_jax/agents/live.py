@@ -14,8 +14,7 @@ from typing import Any
 
 from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools
 from routerl_jax.agents.calls import calls_of_all
-from routerl_jax.agents.conversation import Rollout
-from routerl_jax.agents.request import Request
+from routerl_jax.agents.conversation import Request, Rollout
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.core.types import Call, Episode, Example, Turn
 from routerl_jax.engine.loop import EngineLoop

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
-from routerl_jax.agents.calling import CallingAgent
-from routerl_jax.agents.conversation import Conversation
-from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, Grammar, RouteChoices
+from routerl_jax.agents.agent import LLM, Agent, CallingAgent, LearnsFrom, Pieces, Tools
+from routerl_jax.agents.chat import Chat, ChatRules
+from routerl_jax.agents.grammar import NO_TOOL, Grammar
 from routerl_jax.agents.observation import Look, Reply, Spoken
-from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import (
     Action,
@@ -23,7 +20,6 @@ from routerl_jax.core.types import (
     Example,
     Message,
     Observation,
-    Turn,
 )
 from routerl_jax.models.regions import RegionRule
 
@@ -64,38 +60,45 @@ class SearchAgent(CallingAgent):
     prompt_suffix: str = ""
     regions: RegionRule = RegionRule()
 
-    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
-        reserve = self.reserve(chat)
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = self.begin(example, llm)
         for _ in range(self.max_searches):
-            room = chat.room - reserve
-            if room < 1:
-                return await self.final_answer(chat, reserve, truncated=True)
-            turn = await chat.generate(stop=self.grammar.stops, max_tokens=min(self.max_turn_tokens, room))
-            action = self._read(turn)
+            action = await chat.act()
+            if action is None:
+                break
             if action.kind == "answer":
                 return chat.episode(answer=action.answer)
-            if turn.stop_reason == "eos" and not self.functions:
+            if chat.turn.stop_reason == "eos" and not self.functions:
                 return chat.episode(answer=None)
             if action.tool == NO_TOOL:
                 break
-            crop = chat.look(turn, self.regions) if action.kind == "region" else None
-            action = turn.action or action  # a box may mark no region
-            if action.kind == "invalid" and self.on_invalid == "end":
-                return chat.episode(answer=None, truncated=turn.stop_reason == "length")
-            if crop is not None:
-                shown = self.say(chat, self.grammar.closer(crop), reserve)
-            elif action.kind == "invalid":
-                shown = self.say(chat, self.grammar.reminder(action.error), reserve)
+            if action.kind == "region" and (crop := chat.look(chat.turn, self.regions)) is not None:
+                chat.tell(chat.protocol.closer(crop))
+            elif action.kind == "search":
+                await self.show(await tools[action.tool].search(action.query, self.k), chat)
+            elif self.on_invalid == "end":
+                return chat.episode(answer=None, truncated=chat.turn.stop_reason == "length")
             else:
-                shown = await self.show(await tools[action.tool].search(action.query, self.k), chat, reserve)
-            if not shown:
-                return await self.final_answer(chat, reserve, truncated=True, unanswered=True)
-        return await self.final_answer(chat, reserve)
+                chat.remind()
+        return await chat.final_answer()
 
-    def reserve(self, chat: Conversation) -> int:
-        """Tokens kept for the last turn, and in a chat for the reply to a search whose result does not fit."""
-        return self.answer_tokens + chat.tokens_of(self.last_opening) + self.note_tokens(chat)
+    async def show(self, call: Call, chat: Chat) -> bool:
+        """Shows what a search found (`Chat.show`); for subclasses that measure or change it. False if nothing has room."""
+        return await chat.show(call) is not None
+
+    @property
+    def rules(self) -> ChatRules:
+        """Those of its fields and its grammar."""
+        return ChatRules(
+            protocol=self.grammar,
+            role="tool" if self.functions else None,
+            max_turn_tokens=self.max_turn_tokens,
+            max_observation_tokens=self.max_observation_tokens,
+            answer_tokens=self.answer_tokens,
+            opening=self.last_opening,
+            last_stops=self.grammar.stops,
+            judges_begun=True,
+        )
 
     @property
     def last_opening(self) -> str:
@@ -107,37 +110,20 @@ class SearchAgent(CallingAgent):
         """`max_searches`."""
         return self.max_searches
 
-    @property
-    def choices(self) -> RouteChoices | None:
-        """The grammar's own."""
-        return self.grammar.choices
-
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
         """The usual baselines if there are several knowledge bases, else `vanilla_rag`; and in both cases `no_search`."""
-        no_search = NoSearch(**{**self._fields, "max_searches": 0})
+        no_search = NoSearch(**{**self.fields_of(SearchAgent), "max_searches": 0})
         return {**(super().baselines(tools) or self.vanilla_rag(tools)), "no_search": no_search}
 
     def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
         """One `VanillaRAG` per knowledge base."""
-        several = len(tools) > 1
-        return {
-            f"vanilla_rag_{tool}" if several else "vanilla_rag": VanillaRAG(**self._fields, tool=tool) for tool in tools
-        }
-
-    @property
-    def _fields(self) -> dict[str, Any]:
-        """Values of the fields that every search agent has. Further fields of subclasses are left out."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(SearchAgent)}
+        name, fields = "vanilla_rag_{}" if len(tools) > 1 else "vanilla_rag", self.fields_of(SearchAgent)
+        return {name.format(tool): VanillaRAG(**fields, tool=tool) for tool in tools}
 
     @property
     def learns_from(self) -> LearnsFrom:
         """Demonstrations."""
         return "demonstrations"
-
-    @property
-    def special_tokens(self) -> tuple[str, ...]:
-        """The grammar's own."""
-        return self.grammar.special_tokens
 
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
@@ -182,52 +168,11 @@ class SearchAgent(CallingAgent):
     def _observation_piece(self, step: DemonstrationStep) -> Observation | Reply | Look:
         """The observation that follows such a turn."""
         if step.box:
-            return Look(box=step.box, rule=self.regions, render=lambda crop: self.framed(self.grammar.closer(crop)))
+            return Look(
+                box=step.box, rule=self.regions, render=lambda crop: self.rules.framed(self.grammar.closer(crop))
+            )
         call = Call(tool=step.tool, query=step.query, passages=step.passages)
-        return self.framed(self.grammar.observation(call, step.passages))
-
-    def _read(self, turn: Turn) -> Action:
-        text = turn.forced + turn.text
-        turn.action = self.grammar.parse(text)
-        whole = "eos" if self.functions else "stop"  # the stop reason of a turn that is not cut off
-        turn.well_formed = self.grammar.well_formed(text) and self.whole(turn)
-        # Of a forced turn only the policy's part is judged (a closed answer, no thought in it): the policy could not write a
-        # thought before it.
-        if turn.forced:
-            answer = self.grammar.write_answer("", turn.action.answer)
-            plain = turn.stop_reason == whole and split_thoughts(turn.text)[1] == turn.text
-            turn.well_formed = plain and turn.action.kind == "answer" and self.grammar.well_formed(answer)
-        return turn.action
-
-    async def show(self, call: Call, chat: Conversation, reserve: int) -> bool:
-        """Shows as many whole passages as fit, best first, pictures included, or the beginning of the first one (see
-        `max_observation_tokens`). Returns False if not even an empty observation fits."""
-        shown = await self.show_fitting(
-            *(chat, call.passages, functools.partial(self.grammar.observation, call)),
-            most=min(self.max_observation_tokens or chat.room, chat.room - reserve),
-            reserve=reserve,
-            cut=bool(self.max_observation_tokens),
-        )
-        return shown is not None
-
-    async def final_answer(
-        self, chat: Conversation, reserve: int, truncated: bool = False, unanswered: bool = False
-    ) -> Episode:
-        """Runs the last turn, for which `reserve` tokens are kept.
-
-        Args:
-          truncated: it comes because the context is nearly full.
-          unanswered: the policy's latest turn got no reply. In a chat it gets one now, because a message ends its turn.
-        """
-        if chat.room < reserve:
-            return chat.episode(answer=None, truncated=True)
-        if unanswered:
-            self.end_turn(chat, TOO_LONG, reserve)
-        chat.force(self.last_opening)
-        turn = await chat.generate(stop=self.grammar.stops, max_tokens=self.answer_tokens)
-        action = self._read(turn)
-        answer = action.answer if action.kind == "answer" else None
-        return chat.episode(answer=answer, truncated=truncated or turn.stop_reason == "length")
+        return self.rules.framed(self.grammar.observation(call, step.passages))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -247,13 +192,11 @@ class VanillaRAG(NoSearch):
 
     tool: str
 
-    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
-        reserve = self.reserve(chat)
-        search = self.grammar.write_search("", llm.tokenizer.plain(example.question), self.tool)
-        if chat.tokens_of(search) <= chat.room - reserve:
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = self.begin(example, llm)
+        search = chat.protocol.write_search("", llm.tokenizer.plain(example.question), self.tool)
+        if chat.tokens_of(search) <= chat.room - chat.reserve:
             turn = chat.write(search)
             turn.action = Action(kind="search", tool=self.tool, query=example.question)
-            shown = await self.show(await tools[self.tool].search(example.question, self.k), chat, reserve)
-            return await self.final_answer(chat, reserve, unanswered=not shown)
-        return await self.final_answer(chat, reserve)
+            await self.show(await tools[self.tool].search(example.question, self.k), chat)
+        return await chat.final_answer(truncated=False)

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.config import naming, override
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.data.rounds import read_rounds
 from routerl_jax.evaluation.metrics import summarize
-from routerl_jax.recipes.recipe import RECIPES
+from routerl_jax.recipes.recipe import RECIPES, AgentConfig
 from routerl_jax.rewards.terms import Judge, RewardFunction, counts
 
 

@@ -102,13 +102,6 @@ class RouteRAGGrammar(Grammar):
     def write_search(self, thought: str, query: str, tool: str) -> str:
         return f"<think>{thought}</think>\n<search> {_written(tool)} {query} </search>"
 
-    def write_answer(self, thought: str, answer: str) -> str:
-        return f"<think>{thought}</think>\n<answer>{answer}</answer>"
-
-    @property
-    def answer_opening(self) -> str:
-        return "<answer>"
-
     @property
     def forces_answer(self) -> bool:
         return False

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from routerl_jax.agents import looking_calls, tool_calls  # noqa: F401 - they register their grammars
-from routerl_jax.agents.config import AgentConfig
+from routerl_jax.agents import tool_calls  # noqa: F401 - it registers its grammars
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.config import naming
-from routerl_jax.recipes.recipe import Recipe, Stage
+from routerl_jax.recipes.recipe import AgentConfig, Recipe, Stage
 from routerl_jax.rewards.terms import RewardFunction
 
 

@@ -72,13 +72,6 @@ class SearchR1Grammar(Grammar):
     def write_search(self, thought: str, query: str, tool: str) -> str:
         return f"<think>{thought}</think>\n<search>{query}</search>"
 
-    def write_answer(self, thought: str, answer: str) -> str:
-        return f"<think>{thought}</think>\n<answer>{answer}</answer>"
-
-    @property
-    def answer_opening(self) -> str:
-        return "<answer>"
-
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
         body = unshown(call, passages) or "\n".join(
             f"Doc {i}(Title: {p.title}) {' '.join(p.text.split())}" for i, p in enumerate(passages, 1)

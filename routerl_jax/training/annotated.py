@@ -20,7 +20,7 @@ import numpy as np
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import calls_of_all
-from routerl_jax.agents.request import Request
+from routerl_jax.agents.conversation import Request
 from routerl_jax.core.text import folded, states
 from routerl_jax.core.types import Call, Demonstration, DemonstrationStep, Example, Passage
 from routerl_jax.data.gold_paths import GoldHop, gold_passages, gold_path, known_path, sub_questions, without_aside

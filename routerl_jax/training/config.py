@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.config import Count, Seed, checked, from_config_dict, naming, override, unknown_key
 from routerl_jax.core.registry import import_extension
 from routerl_jax.learning.advantages import advantage_named
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
+from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.services.config import JudgeConfig, PolicyModelConfig
 from routerl_jax.training.credit.kinds import credit_named
 from routerl_jax.training.learner_config import ForkCreditConfig, LearnerConfig, TurnCreditConfig

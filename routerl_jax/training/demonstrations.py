@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces
-from routerl_jax.agents.demonstrated import demonstrated
-from routerl_jax.agents.observation import Rendered, expanded_tokens
+from routerl_jax.agents.observation import Rendered, demonstrated, expanded_tokens
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.buckets import fetched
 from routerl_jax.core.config import naming

@@ -15,7 +15,7 @@ from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import calls_of_all
-from routerl_jax.agents.request import Request
+from routerl_jax.agents.conversation import Request
 from routerl_jax.core.buckets import fetched, in_bucket
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.files import cache_directory

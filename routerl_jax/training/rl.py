@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from routerl_jax.agents.agent import Agent, check_choices
-from routerl_jax.agents.room import no_room
+from routerl_jax.agents.driver import no_room
 from routerl_jax.core.config import naming
 from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar, note

@@ -12,8 +12,7 @@ import numpy as np
 from absl import logging
 
 from routerl_jax.agents.agent import Agent
-from routerl_jax.agents.demonstrated import demonstrated
-from routerl_jax.agents.observation import texts
+from routerl_jax.agents.observation import demonstrated, texts
 from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar, note
 from routerl_jax.core.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.tool_calls import ToolCalls
 from routerl_jax.core.types import Action, Call, Passage
 from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch_r1
-from routerl_jax.recipes.mmsearch_r1.calls import MMSearchCalls
+from routerl_jax.recipes.mmsearch_r1.protocol import MMSearchCalls
 from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar

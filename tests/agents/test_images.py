@@ -85,10 +85,10 @@ class Thumbnails(SearchAgent):
     """Searches in the policy's place, then lets it answer."""
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        chat = llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
+        chat = self.begin(example, llm)
         chat.write(self.grammar.write_search("", example.question, "text"))
-        await self.show(await tools["text"].search(example.question, self.k), chat, self.answer_tokens)
-        return await self.final_answer(chat, self.answer_tokens)
+        await chat.show(await tools["text"].search(example.question, self.k))
+        return await chat.final_answer()
 
 
 def png(picture: np.ndarray) -> str:

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 from tokenizers import AddedToken
 
-from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
-from routerl_jax.agents.looking_calls import LookingCalls
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.agents.tool_calls import LookingCalls
 from routerl_jax.core.tokenizer import HERMES, Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage, ToolSchema
 from routerl_jax.models.images import decode_image

@@ -13,9 +13,8 @@ from PIL import Image
 from rich.console import Console
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
-from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
-from routerl_jax.agents.observation import Look
+from routerl_jax.agents.observation import Look, demonstrated
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.rows import RowLocation

@@ -13,10 +13,9 @@ import pytest
 from PIL import Image
 from tokenizers import AddedToken
 
-from routerl_jax.agents.agent import Agent, Rerouted
-from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.agents.agent import Agent, FixedRouting, Rerouted
 from routerl_jax.agents.driver import run
-from routerl_jax.agents.routing import FixedRouting
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage
 from routerl_jax.recipes.mmsearch_r1.agents import DirectAnswer, MMSearchAgent

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
-from routerl_jax.agents.room import no_room
+from routerl_jax.agents.driver import no_room
 from routerl_jax.core.types import Episode, Example
 from tests.agents.scripted import AGENT, ScriptedEngine
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from configs import quickstart, smollm2_search
-from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage

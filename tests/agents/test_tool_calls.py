@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from routerl_jax.agents.agent import Agent
-from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.agents.tool_calls import ToolCalls
-from routerl_jax.agents.tool_forms import form_of
+from routerl_jax.agents.tool_calls import ToolCalls, form_of
 from routerl_jax.core.tokenizer import Tokenizer, with_template
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage, ToolSchema, kb_schema
 from routerl_jax.engine.engine import Engine

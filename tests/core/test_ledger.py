@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.atlas_sight import Reader, auroc, best_name, known_by, open_reader, whose
-from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.data.atlas import known
 from routerl_jax.data.atlas.demonstrations import ReadingDrills
 from routerl_jax.data.atlas.sight import UNKNOWN

@@ -17,9 +17,8 @@ from PIL import Image
 
 from configs import mmsearch_r1_qwen25_vl_7b, r1_router_qwen25_vl_7b, vrag_rl_qwen25_vl_3b, vrag_rl_qwen25_vl_7b
 from routerl_jax.agents.agent import Agent
-from routerl_jax.agents.config import AgentConfig
-from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage, TextAndImage
@@ -33,6 +32,7 @@ from routerl_jax.recipes.r1_router.agents import StepAgent
 from routerl_jax.recipes.r1_router.rewards import RELEASED_REWARD as ROUTER_RELEASED
 from routerl_jax.recipes.r1_router.rewards import REWARD as ROUTER_REWARD
 from routerl_jax.recipes.r1_searcher import STAGE_1
+from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.recipes.vrag_rl.rewards import RELEASED, reward
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training import config as schema

@@ -15,9 +15,8 @@ import pytest
 from PIL import Image
 
 from configs import mmsearch_r1_qwen25_vl_7b
-from routerl_jax.agents.config import AgentConfig
-from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import (
     Call,
@@ -39,7 +38,7 @@ from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import DirectAnswer, MMSearchAgent, RagWorkflow
 from routerl_jax.recipes.mmsearch_r1.protocol import Limits
 from routerl_jax.recipes.mmsearch_r1.rewards import RELEASED_REWARD, REWARD, format_kept, reward
-from routerl_jax.recipes.recipe import RECIPES
+from routerl_jax.recipes.recipe import RECIPES, AgentConfig
 from routerl_jax.rewards.metrics import exact_match
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig, TrainConfig

@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
-from routerl_jax.recipes.recipe import RECIPES, Recipe
+from routerl_jax.recipes.recipe import RECIPES, AgentConfig, Recipe
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.recipes.vrag_rl.rewards import AFTER_SFT
 from routerl_jax.training import config as schema

@@ -11,8 +11,12 @@ from routerl_jax.core.types import Action, Call, Episode, Example, Passage, Turn
 from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.knowledge.encoders import shared_encoder
 from routerl_jax.learning.advantages import rewards_to_go
-from routerl_jax.recipes.r1_router.rewards import similarities
-from routerl_jax.recipes.r1_router.turns import turn_answer_reward, turn_format_reward, turn_route_reward
+from routerl_jax.recipes.r1_router.rewards import (
+    similarities,
+    turn_answer_reward,
+    turn_format_reward,
+    turn_route_reward,
+)
 from routerl_jax.rewards.terms import RewardFunction, TurnTerm
 
 HOPS = (

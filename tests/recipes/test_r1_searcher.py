@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Call, Episode, Example, Turn
 from routerl_jax.models.pretrained import resolve

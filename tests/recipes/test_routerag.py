@@ -8,9 +8,9 @@ import json
 import numpy as np
 import pytest
 
-from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.grammar import GRAMMARS
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.types import Action, Call, Demonstration, DemonstrationStep, Episode, Example, Passage, Turn
 from routerl_jax.data.readers import open_dataset

@@ -11,9 +11,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
-from routerl_jax.agents.observation import Reply
+from routerl_jax.agents.observation import Reply, demonstrated
 from routerl_jax.core.types import Action, Demonstration, DemonstrationStep, Episode, Example, Passage, Shown
 from routerl_jax.data.formats.verl import PICTURE
 from routerl_jax.data.rounds import RecordedRounds, Round

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from tokenizers import AddedToken
 
-from routerl_jax.agents.demonstrated import demonstrated
 from routerl_jax.agents.driver import run
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage
 from routerl_jax.data.rounds import RecordedRounds, Round, write_rounds

@@ -30,10 +30,10 @@ from tests.training.small_run import make_config
 class Believing(SearchAgent):
     """Measures, before and after every search, how likely the policy finds the first gold answer."""
 
-    async def show(self, call, chat, reserve):
+    async def show(self, call, chat):
         turn = chat._rollout.turns[-1]
         turn.info["before"] = await self.belief(chat)
-        shown = await super().show(call, chat, reserve)
+        shown = await super().show(call, chat)
         turn.info["after"] = await self.belief(chat)
         return shown
 

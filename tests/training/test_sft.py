@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource, ReadingDrills
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.optimizer import OptimizerConfig

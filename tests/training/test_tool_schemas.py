@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from configs import smollm2_search
-from routerl_jax.agents.tool_forms import form_of
+from routerl_jax.agents.tool_calls import form_of
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Example, Passage, ToolSchema

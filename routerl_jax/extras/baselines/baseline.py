@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
+from routerl_jax.agents.chat import fitting
 from routerl_jax.agents.conversation import Conversation, Prompt
-from routerl_jax.agents.fitting import fitting
 from routerl_jax.agents.grammar import TOO_LONG, unshown
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Example, Message, Passage, Turn

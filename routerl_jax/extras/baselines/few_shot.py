@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import Agent
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.grammar import NO_TOOL
 from routerl_jax.agents.observation import Reply
 from routerl_jax.agents.search_agent import SearchAgent
@@ -28,7 +27,7 @@ from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
-from routerl_jax.recipes.recipe import RECIPES
+from routerl_jax.recipes.recipe import RECIPES, AgentConfig
 from routerl_jax.recipes.vrag_rl import protocol as vrag
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 

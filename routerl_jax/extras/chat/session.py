@@ -9,8 +9,8 @@ import pathlib
 from collections.abc import Callable, Sequence, Sized
 from typing import NamedTuple
 
+from routerl_jax.agents.conversation import Request
 from routerl_jax.agents.live import OnProgress
-from routerl_jax.agents.request import Request
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Call, Episode, Example
 from routerl_jax.engine.sampling import Sampling

@@ -13,7 +13,6 @@ from typing import Any
 from flax import nnx
 
 from routerl_jax.agents.agent import Agent
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.config import naming, override
 from routerl_jax.engine.policy import Policy
 from routerl_jax.extras.baselines.known import BASELINES
@@ -21,7 +20,7 @@ from routerl_jax.extras.baselines.registry import Entry, baseline_agents
 from routerl_jax.extras.baselines.registry import listing as baseline_listing
 from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.models.lora import digest
-from routerl_jax.recipes.recipe import RECIPES
+from routerl_jax.recipes.recipe import RECIPES, AgentConfig
 from routerl_jax.services.policy import ChatModel
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.load import load_config, load_policy

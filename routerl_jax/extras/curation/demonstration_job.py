@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.config import Amount, Count, NonNegative, Positive, Seed, Size, checked, naming
 from routerl_jax.core.types import Example
 from routerl_jax.extras.curation.job import FAILED, Job, Record, Result
 from routerl_jax.extras.curation.questions import Question, all_questions, digest_of, within
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_without_weights
+from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS
 from routerl_jax.training.sections import KnowledgeConfig
 

@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar
 
 from PIL import Image
 
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.agents.grammar import between
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.config import Count, NonNegative, PositiveFraction, Size, checked
@@ -27,6 +26,7 @@ from routerl_jax.models.images import decode_image, smart_resize
 from routerl_jax.models.regions import Box, Pixels, RefusedRegion, RegionRule, read_box, region
 from routerl_jax.models.regions import Size as FrameSize
 from routerl_jax.models.vision_language import VisionLanguageModel
+from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers

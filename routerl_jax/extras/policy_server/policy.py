@@ -10,7 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.agents.tool_forms import FORMS
+from routerl_jax.agents.tool_calls import FORMS
 from routerl_jax.core.text import replace_surrogates, split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.engine.loop import EngineLoop

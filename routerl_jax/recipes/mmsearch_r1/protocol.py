@@ -12,9 +12,10 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from routerl_jax.agents.grammar import RouteChoices, between, one_line, unshown
+from routerl_jax.agents.grammar import Grammar, RouteChoices, between, one_line, unshown
+from routerl_jax.agents.tool_calls import END_OF_TURN, ToolCalls, has_tags, thought_of
 from routerl_jax.core.text import split_thoughts
-from routerl_jax.core.types import Action, Call, Passage, Shown
+from routerl_jax.core.types import Action, Call, Observation, Passage, Shown, ToolSchema
 
 Kind = Literal["image", "text"]
 
@@ -68,10 +69,57 @@ class Limits:
         return not self.refused(kind, earlier)
 
 
-def choices(image_tool: str, text_tool: str) -> RouteChoices:
-    """How the policy writes its action after its thoughts: it answers, searches by the picture, or searches by text."""
-    names = {"answer": ANSWER_OPENING, image_tool: "<search>", text_tool: TEXT_OPENING}
-    return RouteChoices(opening=f"{REASON[1]}\n", stop="</answer>", names=names)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MMSearchTags(Grammar):
+    """The tags as a grammar. The agent makes the observations, and explains the task.
+
+    Attributes:
+      image_tool: the knowledge base that is searched by the picture; the other one is searched in words.
+    """
+
+    image_tool: str
+
+    @property
+    def text_tool(self) -> str:
+        """The knowledge base that is searched in words."""
+        return next(tool for tool in self.tools if tool != self.image_tool)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return STOPS
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return TAGS
+
+    @property
+    def choices(self) -> RouteChoices:
+        """The action after the thoughts: an answer, or a search by the picture or in words."""
+        names = {"answer": ANSWER_OPENING, self.image_tool: "<search>", self.text_tool: TEXT_OPENING}
+        return RouteChoices(opening=f"{REASON[1]}\n", stop="</answer>", names=names)
+
+    def parse(self, text: str) -> Action:
+        return parse(text, image_tool=self.image_tool, text_tool=self.text_tool)
+
+    def well_formed(self, text: str) -> bool:
+        return self.parse(text).kind != "invalid" and well_formed(text)
+
+    def write_search(self, thought: str, query: str, tool: str) -> str:
+        action = IMAGE_SEARCH if tool == self.image_tool else f"<text_search>{query}</text_search>"
+        return f"<reason>{thought}</reason>\n{action}"
+
+    def write_answer(self, thought: str, answer: str) -> str:
+        return f"<reason>{thought}</reason>\n<answer>{answer}</answer>"
+
+    def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
+        return information(call, passages, "image" if call.tool == self.image_tool else "text")
+
+    def reminder(self, error: str) -> str:
+        """The protocol has none: the answer follows an invalid turn."""
+        return ""
+
+    def instructions(self) -> str:
+        return _task(Limits(), _TAGGED)
 
 
 def parse(text: str, *, image_tool: str, text_tool: str) -> Action:
@@ -240,3 +288,52 @@ def results(call: Call, passages: Sequence[Passage], kind: Kind, tags: Sequence[
             )
             pieces.append(f"{number}. {link}{one_line(text, tags)}\n")
     return pieces
+
+
+# --- the same actions as tool calls ---
+
+_REFUSED = re.compile(rf"(.*?){re.escape(REFUSAL)}\W*", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MMSearchCalls(ToolCalls):
+    """`ToolCalls` with a search by the question's picture, and with the protocol's words of refusal.
+
+    Attributes:
+      image_tool: the knowledge base that is searched by the picture.
+    """
+
+    image_tool: str
+
+    @property
+    def _all_schemas(self) -> dict[str, ToolSchema]:
+        schemas = super()._all_schemas
+        words = schemas[self.image_tool]
+        about = f"{words.description} The query is the picture of the question."
+        return {**schemas, self.image_tool: dataclasses.replace(words, description=about, query="")}
+
+    def _words(self, text: str) -> Action:
+        if (at := split_thoughts(text)[1].find(REFUSAL)) >= 0:
+            return Action(kind="refusal", thought=thought_of(text[:at]))
+        return super()._words(text)
+
+    def well_formed(self, text: str) -> bool:
+        """As for other tool calls; or thoughts and the words of refusal, with nothing behind them."""
+        if self.parse(text).kind != "refusal":
+            return super().well_formed(text)
+        refused = _REFUSED.fullmatch(END_OF_TURN.sub("", text))
+        return refused is not None and not has_tags(refused[1])
+
+    def words(self) -> Words:
+        """How the policy is told to write its actions."""
+        by_picture, (in_words,) = (
+            self._all_schemas[self.image_tool].name,
+            [schema.name for tool, schema in self._all_schemas.items() if tool != self.image_tool],
+        )
+        return Words(
+            inside="",
+            by_picture=f"call {by_picture}",
+            in_words=f"call {in_words} with a short search query",
+            query=f"call {in_words} with a query",
+            results="",
+        )

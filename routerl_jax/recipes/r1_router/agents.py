@@ -1,25 +1,38 @@
-"""R1-Router's agents (arXiv 2505.22095, sections 3.1 and 3.2): one works on a question step by step, one on a golden step."""
+"""R1-Router's agents (arXiv 2505.22095, sections 3.1 and 3.2): one works on a question step by step, one on a golden step.
+
+The recipe "r1_router" is Step-GRPO if training questions are golden steps, and independent chats for all other questions.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
-from routerl_jax.agents.calling import CallingAgent
+from routerl_jax.agents.agent import (
+    LLM,
+    Agent,
+    CallingAgent,
+    FixedRouting,
+    LearnsFrom,
+    Pieces,
+    PolicyRouting,
+    RandomRouting,
+    Routing,
+    Tools,
+)
+from routerl_jax.agents.chat import fitting
 from routerl_jax.agents.conversation import Conversation
-from routerl_jax.agents.fitting import fitting
-from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG, RouteChoices
-from routerl_jax.agents.routing import FixedRouting, PolicyRouting, RandomRouting, Routing
+from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
 from routerl_jax.engine.streams import PromptTooLong
 from routerl_jax.knowledge.base import with_picture
-from routerl_jax.recipes.r1_router.calls import StepCalls
-from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
+from routerl_jax.recipes.r1_router.steps import History, RouteCalls, StepCalls, StepPrompt, StepProtocol
+from routerl_jax.recipes.recipe import TOOL_CALLS, AgentConfig, Recipe
+from routerl_jax.recipes.search import StageSettings, stages_of
 
 _ANSWER_OPENING = "<answer>"
 _UNKNOWN = "not known"  # stands for the answer to a sub-question if no answer of the policy could be read
@@ -47,20 +60,13 @@ class StepAgent(CallingAgent):
     instruct: bool = False
     prompt_suffix: str = ""
 
-    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        step = golden_step(example)
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        step, chats = golden_step(example), StepChats(self, example, llm)
         if step is None:
             raise ValueError("it is no golden step; give trajectories (config.data.train=trajectories:FILE)")
-        prompt = self._golden(step, example, partial(self._room, example, llm))
-        chat, turn = await self._turn(prompt, example, llm)
-        assert turn.action is not None
-        output = turn.action.query if turn.action.kind == "search" else turn.action.answer
-        return chat.episode(answer=output or None, truncated=turn.stop_reason == "length")
-
-    @property
-    def choices(self) -> RouteChoices | None:
-        """The routing choices of the protocol."""
-        return self.protocol.choices
+        turn, action = await chats.turn(chats.agent.golden(step, example, chats.room))
+        output = action.query if action.kind == "search" else action.answer
+        return chats.latest.episode(answer=output or None, truncated=turn.stop_reason == "length")
 
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
         """None, because a golden step needs no search."""
@@ -69,10 +75,6 @@ class StepAgent(CallingAgent):
     @property
     def learns_from(self) -> LearnsFrom:
         return "golden_steps"
-
-    @property
-    def special_tokens(self) -> tuple[str, ...]:
-        return self.protocol.special_tokens
 
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
@@ -87,10 +89,10 @@ class StepAgent(CallingAgent):
             raise ValueError(f"example {example.id!r} is no golden step")
 
         def prompt_ids(prompt: StepPrompt) -> list[int]:
-            return self._prompt_ids(prompt, example, tokenizer, image_marker)
+            return self.prompt_ids(prompt, example, tokenizer, image_marker)
 
         room_after = None if room is None else lambda prompt: room - len(prompt_ids(prompt))
-        prompt = self._golden(step, example, room_after)
+        prompt = self.golden(step, example, room_after)
         return [*prompt_ids(prompt), *tokenizer.encode(self.prompt_suffix)]
 
     def step_pieces(self, example: Example) -> Pieces:
@@ -99,43 +101,18 @@ class StepAgent(CallingAgent):
         written = self.spoken(lambda agent: agent.protocol.write_golden(step).removeprefix(self.prompt_suffix))
         return [(written, True)]
 
-    def _prompt_ids(self, prompt: StepPrompt, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
+    def prompt_ids(self, prompt: StepPrompt, example: Example, tokenizer: Tokenizer, image_marker: str) -> list[int]:
+        """The token ids of a chat, whose request stands after the question's pictures."""
         marks = image_marker * len(example.images)
         return self.protocol.opening(prompt, tokenizer, instruct=self.instruct, marks=marks)
 
-    async def _turn(
-        self, prompt: StepPrompt, example: Example, llm: LLM, *, forced: str = "", max_tokens: int = 0
-    ) -> tuple[Conversation, Turn]:
-        """Starts a chat, and reads the policy's turn in it. `forced` begins the turn instead of `prompt_suffix`.
-
-        Raises:
-          PromptTooLong: there is no room for a turn.
-        """
-        chat = llm.conversation(self._prompt_ids(prompt, example, llm.tokenizer, llm.image_marker), example.images)
-        if begun := forced or self.prompt_suffix:
-            if chat.tokens_of(begun) >= chat.room:
-                raise PromptTooLong(f"the prompt of example {example.id!r} leaves no room for a turn")
-            chat.force(begun)
-        turn = await chat.generate(
-            stop=self.protocol.stops(prompt), max_tokens=min(max_tokens or self.max_turn_tokens, chat.room)
-        )
-        chat.close()
-        turn.asked = prompt.asked
-        turn.action, formed = self.protocol.read(prompt, turn.forced + turn.text, bool(forced))
-        turn.well_formed = formed and self.whole(turn)
-        return chat, turn
-
-    def _room(self, example: Example, llm: LLM, prompt: StepPrompt) -> int:
-        """Tokens that the rollout's conversation has left after this chat."""
-        return llm.room(self._prompt_ids(prompt, example, llm.tokenizer, llm.image_marker), example.images)
-
-    def _golden(self, step: GoldenStep, example: Example, room: Callable[[StepPrompt], int] | None) -> StepPrompt:
+    def golden(self, step: GoldenStep, example: Example, room: Callable[[StepPrompt], int] | None) -> StepPrompt:
         """A golden step's prompt, with the documents that fit; with all of them if `room` is None."""
         if step.kind != "answer" or room is None:
             return self.protocol.golden(example.question, step)
-        return self._fitting(partial(self.protocol.answer, step.query), step.documents, room)
+        return self.fitted(partial(self.protocol.answer, step.query), step.documents, room)
 
-    def _fitting(
+    def fitted(
         self,
         prompt_with: Callable[[Sequence[Document], str], StepPrompt],
         documents: Sequence[Document],
@@ -155,6 +132,94 @@ class StepAgent(CallingAgent):
             return prompt_with(shown, "")
         too_long = prompt_with((), TOO_LONG)
         return too_long if room(too_long) >= self.max_turn_tokens else bare
+
+
+class StepChats:
+    """The independent chats of an attempt, each with one turn.
+
+    Attributes:
+      agent: the agent in the form of the model.
+      latest: the latest chat, which makes the episode.
+    """
+
+    latest: Conversation
+
+    def __init__(self, agent: StepAgent, example: Example, llm: LLM) -> None:
+        self.agent, self.example, self._llm = agent.of(llm.tokenizer), example, llm
+
+    async def turn(
+        self, prompt: StepPrompt, protocol: StepProtocol | None = None, *, forced: str = "", max_tokens: int = 0
+    ) -> tuple[Turn, Action]:
+        """The policy's turn in a chat, and its action.
+
+        Args:
+          protocol: another one than the agent's.
+          forced: begins the turn instead of `prompt_suffix`.
+
+        Raises:
+          PromptTooLong: there is no room for a turn.
+        """
+        agent, example = self.agent, self.example
+        if protocol is not None:
+            agent = dataclasses.replace(agent, protocol=protocol)
+        opening = agent.prompt_ids(prompt, example, self._llm.tokenizer, self._llm.image_marker)
+        self.latest = chat = self._llm.conversation(opening, example.images)
+        if begun := forced or agent.prompt_suffix:
+            if chat.tokens_of(begun) >= chat.room:
+                raise PromptTooLong(f"the prompt of example {example.id!r} leaves no room for a turn")
+            chat.force(begun)
+        turn = await chat.generate(
+            stop=agent.protocol.stops(prompt), max_tokens=min(max_tokens or agent.max_turn_tokens, chat.room)
+        )
+        chat.close()
+        turn.asked = prompt.asked
+        turn.action, formed = agent.protocol.read(prompt, turn.forced + turn.text, bool(forced))
+        # a message ends with the template's own token
+        turn.well_formed = formed and (not agent.functions or turn.stop_reason == "eos")
+        return turn, turn.action
+
+    def room(self, prompt: StepPrompt) -> int:
+        """Tokens that the rollout's conversation has left after this prompt."""
+        llm, example = self._llm, self.example
+        return llm.room(self.agent.prompt_ids(prompt, example, llm.tokenizer, llm.image_marker), example.images)
+
+    async def route(self, history: History, attempts: int) -> Action | None:
+        """The first route that can be read; None if none can."""
+        prompt = request = self.agent.protocol.route(self.example.question, history)
+        for _ in range(attempts):
+            _, action = await self.turn(request)
+            if action.kind != "invalid":
+                return action
+            request = self.agent.protocol.again(prompt, action.error)
+        return None
+
+    async def further_route(self, history: History) -> Action | None:
+        """The route of a policy that would stop, and may not; None if it writes none."""
+        protocol, openings = self.agent.protocol, ("",)
+        if isinstance(protocol, StepCalls):
+            protocol = protocol.unending()
+        else:
+            question = self._llm.tokenizer.plain(self.example.question)
+            openings = (protocol.route_opening(), protocol.route_opening(question))
+        prompt = protocol.route(self.example.question, history)
+        for opening in openings:
+            _, action = await self.turn(prompt, protocol, forced=opening)
+            if _searches(action):
+                return action
+        return None
+
+    async def answer(self, prompt: StepPrompt, attempts: int, answer_tokens: int) -> str | None:
+        """The first answer that can be read. In the last chat of several, it is begun for the policy."""
+        request = prompt
+        for attempt in range(attempts):
+            if 0 < attempt == attempts - 1:
+                _, action = await self.turn(prompt, forced=_ANSWER_OPENING, max_tokens=answer_tokens)
+            else:
+                _, action = await self.turn(request)
+            if action.kind == "answer":
+                return action.answer
+            request = self.agent.protocol.again(prompt, action.error)
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,13 +250,25 @@ class StepwiseAgent(StepAgent):
     routing: Routing = PolicyRouting()
     beyond: Routing | Literal["own"] | None = None
 
-    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         if golden_step(example) is not None:
-            return await super()._run(example, llm, tools)
-        chats: list[Conversation] = []
-        history = await self._gather(example, llm, tools, chats)
-        answer = await self._answer(self.protocol.final(example.question, history), example, llm, chats)
-        episode = chats[-1].episode(answer=answer)
+            return await super().run(example, llm, tools)
+        chats = StepChats(self, example, llm)
+        history: list[tuple[str, str]] = []  # sub-questions with their answers
+        last_tool = self.tools[0]  # by the policy, in its last search
+        for step in range(self.max_searches):
+            action = await chats.route(history, self.attempts)
+            if not _searches(action):
+                action = await self.further(chats, history, last_tool, llm.sample)
+            if action is None:
+                break
+            last_tool = action.tool
+            tool = self.routing(action.tool, self.tools, example, llm.sample, step)
+            call = await tools[tool].search(self.query(tool, action.query, example), self.k)
+            answer = await chats.answer(self.read(action.query, call, chats), self.attempts, self.answer_tokens)
+            history.append((action.query, answer or _UNKNOWN))
+        answer = await chats.answer(self.protocol.final(example.question, history), self.attempts, self.answer_tokens)
+        episode = chats.latest.episode(answer=answer)
         return dataclasses.replace(episode, truncated=answer is None and episode.turns[-1].stop_reason == "length")
 
     @property
@@ -226,99 +303,31 @@ class StepwiseAgent(StepAgent):
         }
 
     def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
-        several = len(tools) > 1
-        return {
-            f"vanilla_rag_{tool}" if several else "vanilla_rag": OneSearch(**self._fields, tool=tool) for tool in tools
-        }
-
-    @property
-    def _fields(self) -> dict[str, Any]:
-        """Values of the fields that every stepwise agent has. Further fields of subclasses are left out."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(StepwiseAgent)}
-
-    async def _gather(
-        self, example: Example, llm: LLM, tools: Tools, chats: list[Conversation]
-    ) -> list[tuple[str, str]]:
-        """Sub-questions with their answers, until none is needed or the budget is spent."""
-        history: list[tuple[str, str]] = []
-        last_tool = self.tools[0]  # by the policy, in its last search
-        for step in range(self.max_searches):
-            action = await self._route(example, history, llm, chats)
-            if not _searches(action):
-                action = await self._beyond(example, history, llm, chats, last_tool)
-            if action is None:
-                break
-            last_tool = action.tool
-            tool = self.routing(action.tool, self.tools, example, llm.sample, step)
-            call = await tools[tool].search(self.query(tool, action.query, example), self.k)
-            answer = await self._answer(self.read(action.query, call, example, llm), example, llm, chats)
-            history.append((action.query, answer or _UNKNOWN))
-        return history
+        name, fields = "vanilla_rag_{}" if len(tools) > 1 else "vanilla_rag", self.fields_of(StepwiseAgent)
+        return {name.format(tool): OneSearch(**fields, tool=tool) for tool in tools}
 
     def query(self, tool: str, text: str, example: Example) -> Query:
         """The query for a knowledge base: the text, with the question's picture if the knowledge base sees it."""
         return with_picture(text, example.images) if tool in self.sees else text
 
-    def read(self, query: str, call: Call, example: Example, llm: LLM, *, last: bool = False) -> StepPrompt:
+    def read(self, query: str, call: Call, chats: StepChats, *, last: bool = False) -> StepPrompt:
         """The prompt to answer a sub-question from the passages found; with `last`, the question itself."""
-        documents = [document_of(call.tool, passage) for passage in call.passages]
-        failure = f"The search failed: {call.error}" if call.error is not None else ""
         prompt = self.protocol.direct if last else self.protocol.answer
-        if failure:
-            return prompt(query, (), failure)
-        return self._fitting(partial(prompt, query), documents, partial(self._room, example, llm))
+        if call.error is not None:
+            return prompt(query, (), f"The search failed: {call.error}")
+        documents = [document_of(call.tool, passage) for passage in call.passages]
+        return self.fitted(partial(prompt, query), documents, chats.room)
 
-    async def _route(
-        self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation]
-    ) -> Action | None:
-        prompt = request = self.protocol.route(example.question, history)
-        for _ in range(self.attempts):
-            chat, turn = await self._turn(request, example, llm)
-            chats.append(chat)
-            assert turn.action is not None
-            if turn.action.kind != "invalid":
-                return turn.action
-            request = self.protocol.again(prompt, turn.action.error)
-        return None
-
-    async def _beyond(
-        self, example: Example, history: Sequence[tuple[str, str]], llm: LLM, chats: list[Conversation], last_tool: str
-    ) -> Action | None:
-        """The search to make if the policy would stop; None if it stops."""
+    async def further(self, chats: StepChats, history: History, last_tool: str, sample: int) -> Action | None:
+        """The search to make if the policy would stop (`beyond`); None if it stops."""
         if self.beyond is None:
             return None
+        tool, question = last_tool, chats.example.question
         if self.beyond != "own":
-            tool = self.beyond(NO_TOOL, self.tools, example, llm.sample, len(history))
-            return Action(kind="search", tool=tool, query=example.question)
-        agent, openings = self, ("",)
-        if isinstance(self.protocol, StepCalls):
-            agent = dataclasses.replace(self, protocol=self.protocol.unending())
-        else:
-            question = llm.tokenizer.plain(example.question)
-            openings = (self.protocol.route_opening(), self.protocol.route_opening(question))
-        prompt = agent.protocol.route(example.question, history)
-        for opening in openings:
-            chat, turn = await agent._turn(prompt, example, llm, forced=opening)
-            chats.append(chat)
-            if _searches(turn.action):
-                return turn.action
-        return Action(kind="search", tool=last_tool, query=example.question)
-
-    async def _answer(self, prompt: StepPrompt, example: Example, llm: LLM, chats: list[Conversation]) -> str | None:
-        request = prompt
-        for attempt in range(self.attempts):
-            if 0 < attempt == self.attempts - 1:
-                chat, turn = await self._turn(
-                    prompt, example, llm, forced=_ANSWER_OPENING, max_tokens=self.answer_tokens
-                )
-            else:
-                chat, turn = await self._turn(request, example, llm)
-            chats.append(chat)
-            assert turn.action is not None
-            if turn.action.kind == "answer":
-                return turn.action.answer
-            request = self.protocol.again(prompt, turn.action.error)
-        return None
+            tool = self.beyond(NO_TOOL, self.tools, chats.example, sample, len(history))
+        elif action := await chats.further_route(history):
+            return action
+        return Action(kind="search", tool=tool, query=question)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -327,12 +336,54 @@ class OneSearch(StepwiseAgent):
 
     tool: str
 
-    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         call = await tools[self.tool].search(self.query(self.tool, example.question, example), self.k)
-        chats: list[Conversation] = []
-        answer = await self._answer(self.read(example.question, call, example, llm, last=True), example, llm, chats)
-        return chats[-1].episode(answer=answer)
+        chats = StepChats(self, example, llm)
+        prompt = self.read(example.question, call, chats, last=True)
+        answer = await chats.answer(prompt, self.attempts, self.answer_tokens)
+        return chats.latest.episode(answer=answer)
 
 
 def _searches(action: Action | None) -> bool:
     return action is not None and action.kind == "search" and action.tool != NO_TOOL
+
+
+def r1_router(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str) -> Recipe:
+    """Builds the recipe from its configuration. (Grammar "r1_router" with recipe "search" is one growing conversation.)
+
+    Raises:
+      ValueError: another grammar than `tool_calls`, a prompt or `on_invalid` is set, which this recipe does not have; `sees`
+        names no knowledge base; or a reward term is unknown.
+    """
+    if agent.grammar not in ("", "r1_router", TOOL_CALLS):
+        raise ValueError(
+            f"config.agent.grammar={agent.grammar!r}: config.recipe='r1_router' has tags and chats of its own; leave "
+            f"it empty, or set config.recipe='search', or take {TOOL_CALLS!r}"
+        )
+    if agent.prompt:
+        raise ValueError("config.agent.prompt: config.recipe='r1_router' has three prompts of its own; leave it empty")
+    if agent.on_invalid != "remind":
+        raise ValueError(
+            f"config.agent.on_invalid={agent.on_invalid!r}: config.recipe='r1_router' asks again for what can't be read; leave "
+            "on_invalid='remind'"
+        )
+    if unknown := [name for name in agent.sees if name not in tools]:
+        raise ValueError(f"config.agent.sees: {unknown[0]!r} is no knowledge base; there are: {', '.join(tools)}")
+    protocol = StepProtocol(tools=tuple(tools))
+    if agent.grammar == TOOL_CALLS:
+        protocol = StepCalls(tools=tuple(tools), routes=RouteCalls(tools=tuple(tools)))
+    return Recipe(
+        agent=StepwiseAgent(
+            protocol=protocol,
+            max_searches=agent.max_searches,
+            k=agent.k,
+            max_turn_tokens=agent.max_turn_tokens,
+            max_observation_tokens=agent.max_observation_tokens,
+            answer_tokens=agent.answer_tokens,
+            instruct=agent.instruct,
+            prompt_suffix=agent.prompt_suffix,
+            sees=tuple(agent.sees) or StepwiseAgent.sees,
+        ),
+        stages=stages_of(stages, normalizer),
+        headline=("f1_recall",),
+    )

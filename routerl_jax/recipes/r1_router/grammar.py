@@ -84,10 +84,6 @@ class R1RouterGrammar(Grammar):
     def write_answer(self, thought: str, answer: str) -> str:
         return f"<think>{thought}</think><answer>{answer}</answer>"
 
-    @property
-    def answer_opening(self) -> str:
-        return "<answer>"
-
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
         marker = self.markers.get(call.tool, call.tool)
         lines = [f"{marker}-{i}: {one_line(passage)}" for i, passage in enumerate(passages)]

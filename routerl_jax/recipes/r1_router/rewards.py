@@ -1,19 +1,22 @@
-"""R1-Router's rewards of golden steps, for routes and for answers (arXiv 2505.22095, equations 9, 10 and 18 to 24)."""
+"""R1-Router's rewards: of golden steps, for routes and for answers (arXiv 2505.22095, equations 9, 10 and 18 to 24), and of
+every turn of an attempt."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.agents.grammar import NO_TOOL
-from routerl_jax.core.types import Episode
+from routerl_jax.core.types import Episode, Passage, Turn
+from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.data.trajectories import RETRIEVERS, GoldenStep, golden_step, label_of
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
-from routerl_jax.rewards.metrics import accuracy, f1_recall
-from routerl_jax.rewards.terms import READS_TAGS, StepTerm
+from routerl_jax.rewards.metrics import accepted_answers, accuracy, f1_recall
+from routerl_jax.rewards.terms import READS_TAGS, StepTerm, TurnTerm
 
 ENCODER = "BAAI/bge-m3"  # the paper's
 VARIANTS = ("paper", "released")
@@ -202,3 +205,232 @@ def _tagged(text: str, *tags: str) -> list[str] | None:
     """The first content of each tag in the lower-cased text; None if one of them is missing."""
     matches = [re.search(rf"<{tag}>(.*?)</{tag}>", text.lower(), re.DOTALL) for tag in tags]
     return [match[1] for match in matches if match] if all(matches) else None
+
+
+# --- rewards of every turn, for online training on the policy's own prefix ---
+#
+# The paper rewards a golden step on its golden prefix. Here a turn comes after the policy's own turns, so the right
+# turn depends on which hops of the gold path are still open. If the policy works on an open hop again, a turn earns
+# only its improvement over the best earlier turn at that hop. So the sum over an attempt is the worth of the best turns
+# at its hops, and doing a hop badly first, or twice, gains nothing.
+
+Open = tuple[tuple[int, GoldHop], ...]
+
+
+class Judged(NamedTuple):
+    """A turn, by index, and the hops that were open for it, with their indices in the path; () if all were closed."""
+
+    turn: int
+    open: Open
+
+
+class HopScore(NamedTuple):
+    """The worth of a turn at a hop. `hop` is the hop's index in the path; -1: no hop was open."""
+
+    turn: int
+    hop: int
+    value: float
+
+
+def turn_route_reward(
+    episodes: Sequence[Episode],
+    encoder: str = ENCODER,
+    alpha: float = 0.5,
+    beta: float = 0.5,
+    normalizer: str = "vqa",
+) -> list[list[float]]:
+    """r_format x (alpha r_ask + beta r_route) for each route turn, compared with an open gold hop; 0 for other turns.
+
+    r_ask is the cosine with the hop's sub-question. r_route says whether the hop's knowledge base is asked or, if the gold path
+    does not name it, whether the search finds the hop's passage. A part that is unknown is left out, and the weights of the
+    others are scaled to alpha + beta. If several hops are open (in a comparison), the one with the most worth counts; if
+    only passages are known of them, all hops whose passage the search finds count. If no hop is open, `none` earns alpha +
+    beta and a search 0. A question without a gold path earns 0. Each of several routes to a hop earns only what exceeds the
+    best one before it.
+
+    Args:
+      encoder: see `knowledge.encoders.shared_encoder`. It embeds all texts of the step in one call.
+    """
+    judged = [
+        [route for route in routes(episode, normalizer) if episode.turns[route.turn].well_formed]
+        for episode in episodes
+    ]
+    pairs = {
+        (i, route.turn, index): (_query(episodes[i].turns[route.turn]), hop.query.lower())
+        for i, of_episode in enumerate(judged)
+        for route in of_episode
+        for index, hop in route.open
+        if hop.query
+    }
+    likeness = dict(zip(pairs, similarities(list(pairs.values()), lambda: shared_encoder(encoder)).tolist()))
+    rewards = []
+    for i, (episode, of_episode) in enumerate(zip(episodes, judged)):
+        worths = []
+        for route in of_episode:
+            turn = episode.turns[route.turn]
+            values = [
+                (index, _route(turn, hop, likeness.get((i, route.turn, index)), alpha, beta))
+                for index, hop in route.open
+            ]
+            if route.open and not any(hop.query or hop.kb for _, hop in route.open):
+                worths += [HopScore(route.turn, *value) for value in values]
+            else:
+                worths.append(HopScore(route.turn, *_best(values or [(-1, (alpha + beta) * _stops(turn))])))
+        rewards.append(_gains(len(episode.turns), worths))
+    return rewards
+
+
+def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> list[list[float]]:
+    """r_format x r_answer for each answer turn; 0 for other turns.
+
+    An intermediate answer earns its F1-Recall against the value of an open hop (equations 22 and 23), less that of the best one
+    before it. Of several open hops, the one with the highest F1-Recall counts. It earns 0 if no hop was open or no value is
+    known. The final answer earns 1 if it has all words of an accepted answer, else 0.
+    """
+    rewards = []
+    for episode in episodes:
+        worths = []
+        for judged in answers(episode, normalizer):
+            turn = episode.turns[judged.turn]
+            values = [
+                (index, turn.well_formed * f1_recall(_answer(turn), hop.value, normalizer))
+                for index, hop in judged.open
+                if hop.value
+            ]
+            if values:
+                worths.append(HopScore(judged.turn, *_best(values)))
+        of_episode = _gains(len(episode.turns), worths)
+        last = _final(episode)
+        if last is not None and episode.turns[last].well_formed:
+            of_episode[last] = final_accuracy(
+                episode.answer, accepted_answers(episode.example, episode.answer), normalizer
+            )
+        rewards.append(of_episode)
+    return rewards
+
+
+def turn_format_reward(episodes: Sequence[Episode]) -> list[list[float]]:
+    """-1 for each turn that has a wrong form or can't be carried out; else 0. (Not in the paper.)
+
+    On golden prefixes a right turn always exists, and the format is a factor of its reward. On the policy's own prefixes there
+    often is none, because a search missed. Every turn earns 0 then, and only this term keeps the policy in the right form.
+    """
+    return [[-float(not _is_valid(turn)) for turn in episode.turns] for episode in episodes]
+
+
+def _is_valid(turn: Turn) -> bool:
+    return turn.well_formed and turn.action is not None and turn.action.kind != "invalid"
+
+
+TURN_FORMAT = TurnTerm(turn_format_reward)
+TURN_ROUTE = TurnTerm(turn_route_reward)
+TURN_ANSWER = TurnTerm(turn_answer_reward)
+
+
+def routes(episode: Episode, normalizer: str) -> list[Judged]:
+    """The route turns, each with the hops that were open then; [] if the example has no gold path."""
+    return [judged for judged in _walk(episode, normalizer) if episode.turns[judged.turn].action.kind == "search"]  # type: ignore[union-attr]
+
+
+def answers(episode: Episode, normalizer: str) -> list[Judged]:
+    """The turns with an intermediate answer, each with the hops that were open before it."""
+    return [judged for judged in _walk(episode, normalizer) if episode.turns[judged.turn].action.kind == "answer"]  # type: ignore[union-attr]
+
+
+def _best(values: Sequence[tuple[int, float]]) -> tuple[int, float]:
+    """The largest value with its index; the first of equals."""
+    return max(values, key=lambda pair: pair[1])
+
+
+def _gains(turns: int, scores: Sequence[HopScore]) -> list[float]:
+    """One number per turn: its improvement over the best earlier turn at the same hop, summed over its hops."""
+    rewards, best = [0.0] * turns, dict[int, float]()
+    for worth in scores:
+        before = best.get(worth.hop, 0.0)
+        rewards[worth.turn] += max(worth.value - before, 0.0)
+        best[worth.hop] = max(worth.value, before)
+    return rewards
+
+
+def _walk(episode: Episode, normalizer: str) -> Iterator[Judged]:
+    """Routes and intermediate answers in order, each with the hops that are open for it.
+
+    A hop opens once the hops that it needs are closed. It is closed by an intermediate answer with its whole value; or, if the
+    value is not known, by any answer after a search that found its passage. If the policy reads passages in its own
+    conversation, without intermediate answers, the passage itself closes the hop.
+    """
+    path = gold_path(episode.example)
+    if path is None:
+        return
+    waiting, final = dict(enumerate(path)), _final(episode)
+    found_hops: set[int] = set()  # indices of hops whose passages have been found
+    latest_passages: tuple[Passage, ...] = ()  # passages of the last search
+    for k, turn in enumerate(episode.turns):
+        kind = "invalid" if turn.action is None else turn.action.kind
+        if kind == "invalid" or k == final:
+            continue
+        hops = _open(waiting)
+        yield Judged(k, hops)
+        if kind == "answer":
+            closed = next((i for i, hop in hops if _closes(turn, hop, latest_passages, normalizer)), None)
+            waiting.pop(closed, None)  # type: ignore[arg-type]
+            continue
+        latest_passages = _passages(turn)
+        if not turn.asked:
+            found_hops |= {i for i, hop in enumerate(path) if hop.found_in(latest_passages)}
+            while closed_now := [i for i, _ in _open(waiting) if i in found_hops]:
+                for index in closed_now:
+                    del waiting[index]
+
+
+def _open(waiting: Mapping[int, GoldHop]) -> Open:
+    return tuple((index, hop) for index, hop in waiting.items() if not any(needed in waiting for needed in hop.needs))
+
+
+def _closes(turn: Turn, hop: GoldHop, passages: tuple[Passage, ...], normalizer: str) -> bool:
+    """Whether an intermediate answer closes the hop."""
+    return f1_recall(_answer(turn), hop.value, normalizer) == 1.0 if hop.value else hop.found_in(passages)
+
+
+def _stops(turn: Turn) -> bool:
+    assert turn.action is not None
+    return turn.action.tool == NO_TOOL
+
+
+def _route(turn: Turn, hop: GoldHop, likeness: float | None, alpha: float, beta: float) -> float:
+    """The worth of a route at an open hop; 0 if the route makes no search, because it stops or the budget is spent."""
+    assert turn.action is not None
+    if _stops(turn) or not turn.calls:
+        return 0.0
+    parts = []
+    if likeness is not None:
+        parts.append((alpha, likeness))
+    if hop.kb:
+        parts.append((beta, float(turn.action.tool == hop.kb)))
+    elif hop.passage_id:
+        parts.append((beta, float(hop.found_in(_passages(turn)))))
+    if not parts:
+        return (alpha + beta) * float(hop.found_in(_passages(turn)))
+    weight = sum(weight for weight, _ in parts)
+    return (alpha + beta) * sum(weight * value for weight, value in parts) / weight if weight else 0.0
+
+
+def _passages(turn: Turn) -> tuple[Passage, ...]:
+    return tuple(passage for call in turn.calls for passage in call.passages)
+
+
+def _final(episode: Episode) -> int | None:
+    """Index of the turn with the answer to the question; None if there is none."""
+    last = len(episode.turns) - 1
+    if episode.answer is None or last < 0:
+        return None
+    action = episode.turns[last].action
+    return last if action is not None and action.kind == "answer" else None
+
+
+def _query(turn: Turn) -> str:
+    return turn.action.query.lower() if turn.action is not None else ""
+
+
+def _answer(turn: Turn) -> str:
+    return turn.action.answer if turn.action is not None else ""

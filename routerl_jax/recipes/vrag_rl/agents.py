@@ -1,23 +1,21 @@
-"""VRAG-RL's agents (arXiv 2505.22019): search of pages with closer looks, and the paper's baselines."""
+"""VRAG-RL (arXiv 2505.22019): search of pages with closer looks, and the paper's baselines; and the recipe "vrag_rl"."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from routerl_jax.agents import tool_calls
-from routerl_jax.agents.agent import LLM, Agent, LearnsFrom, Pieces, Tools
-from routerl_jax.agents.calling import CallingAgent
-from routerl_jax.agents.conversation import Conversation
-from routerl_jax.agents.forced import ForcedAnswer
-from routerl_jax.agents.grammar import TOO_LONG, RouteChoices
-from routerl_jax.agents.looking_calls import LOOK, LookingCalls
-from routerl_jax.agents.observation import Look, Marked, Reply, Spoken
+from routerl_jax.agents.agent import LLM, Agent, CallingAgent, LearnsFrom, Pieces, Tools
+from routerl_jax.agents.chat import Chat, ChatRules, read_turn
+from routerl_jax.agents.grammar import Grammar
+from routerl_jax.agents.observation import Look, Marked, Spoken
+from routerl_jax.agents.tool_calls import LOOK, LookingCalls
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import (
     Action,
@@ -35,8 +33,11 @@ from routerl_jax.core.types import (
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource, image_size, smart_resize
 from routerl_jax.models.regions import RefusedRegion, RegionRule, Size, reframed
+from routerl_jax.recipes.recipe import AgentConfig, Recipe, check_own_protocol
+from routerl_jax.recipes.search import StageSettings, stages_of
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.protocol import Shows
+from routerl_jax.recipes.vrag_rl.rewards import AFTER_SFT
 
 # Pixels per image token of Qwen2.5-VL: the sides of the copies to which recorded boxes refer are multiples of this.
 _FACTOR = 28
@@ -101,28 +102,45 @@ class VRAGAgent(CallingAgent):
             setting = f"recorded_pixels={self.recorded_pixels}"
             raise ValueError(f"{setting} must be a least and a most number of pixels, or ()")
 
-    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        chat = self._begin(example, llm)
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = self.begin(example, llm)
         shown_ids: set[str] = set()
         searches = 0
         for _ in range(self.max_turns):
-            room = chat.room - self._reserve(chat)
-            if room < 1:
-                return await self._end(chat, truncated=True)
-            turn = await chat.generate(stop=self._stops, max_tokens=min(self.max_turn_tokens, room))
-            action = self.read(turn, searches)
+            action = await chat.act(functools.partial(self.allowed, searches=searches))
+            if action is None:
+                break
             if action.kind == "answer":
                 return chat.episode(answer=action.answer)
             if action.kind == "search":
                 searches += 1
-                fits = await self._search(action.query, chat, tools, shown_ids)
+                await self.search(action.query, chat, tools, shown_ids)
+            elif action.kind == "region" and (crop := self.look(chat)) is not None:
+                chat.tell([crop])
             else:
-                crop = self.look(chat, turn, example, llm) if action.kind == "region" else None
-                observation = [self._reminder(turn) if crop is None else crop]
-                fits = self.say(chat, observation, self._reserve(chat))
-            if not fits:
-                return await self._end(chat, truncated=True, unanswered=True)
-        return await self._end(chat)
+                chat.remind()
+        return await chat.final_answer()
+
+    @property
+    def form(self) -> Grammar:
+        """The tool calls, or the tags."""
+        return self.grammar or protocol.VRAGTags(
+            tools=(self.tool,), looks=self.looks, max_turns=self.max_turns, regions=self.regions, shows=self.shows
+        )
+
+    @property
+    def rules(self) -> ChatRules:
+        return ChatRules(
+            protocol=self.form,
+            role="tool" if self.functions else "user" if self.instruct else None,
+            around="\n",
+            max_turn_tokens=self.max_turn_tokens,
+            max_observation_tokens=self.max_observation_tokens,
+            answer_tokens=self.answer_tokens,
+            opening=protocol.ANSWER_OPENING if self.force_answer else None,
+            last_stops=("</answer>",),
+            thoughts=protocol.THINK if self.thoughts else (),
+        )
 
     @property
     def search_budget(self) -> int:
@@ -134,10 +152,6 @@ class VRAGAgent(CallingAgent):
         """The functions of the grammar; without `looks`, the closer look is left out."""
         return tuple(function for function in super().functions if self.looks or function["function"]["name"] != LOOK)
 
-    @property
-    def choices(self) -> RouteChoices | None:
-        return None if self.grammar else protocol.choices(self.tool, self.looks)
-
     def baselines(self, tools: Sequence[str]) -> dict[str, Agent]:
         """The paper's `vanilla_rag` and `react`; and `random_box` and `centre_box`, which move the policy's boxes."""
         baselines = {**self.vanilla_rag(tools), "react": dataclasses.replace(self, looks=False)}
@@ -145,17 +159,12 @@ class VRAGAgent(CallingAgent):
             return baselines
         return {
             **baselines,
-            "random_box": MovedBoxes(**self._fields, to="random"),
-            "centre_box": MovedBoxes(**self._fields, to="centre"),
+            "random_box": MovedBoxes(**self.fields_of(VRAGAgent), to="random"),
+            "centre_box": MovedBoxes(**self.fields_of(VRAGAgent), to="centre"),
         }
 
     def vanilla_rag(self, tools: Sequence[str]) -> dict[str, Agent]:
-        return {"vanilla_rag": VanillaRAG(**{**self._fields, "force_answer": True})}
-
-    @property
-    def _fields(self) -> dict[str, Any]:
-        """Values of the fields that every agent of the recipe has. Further fields of subclasses are left out."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(VRAGAgent)}
+        return {"vanilla_rag": VanillaRAG(**{**self.fields_of(VRAGAgent), "force_answer": True})}
 
     def recorded(self, recorded: RecordedRounds) -> Episode:
         """The rounds up to the first answer, each read as in a rollout. An answer after the last turn counts as begun for the
@@ -168,7 +177,7 @@ class VRAGAgent(CallingAgent):
             opening, begun, rest = item.text.rpartition(protocol.ANSWER_OPENING) if late else ("", "", item.text)
             forced = opening + begun
             turn = Turn(text=rest, forced=forced, stop_reason="stop", tokens=0, observation=item.observation)
-            action = self.read(turn, searches)
+            action = read_turn(turn, self.form, functools.partial(self.allowed, searches=searches))
             turns.append(turn)
             if action.kind == "answer" or late:
                 break
@@ -185,10 +194,6 @@ class VRAGAgent(CallingAgent):
     def learns_from(self) -> LearnsFrom:
         return "demonstrations"
 
-    @property
-    def special_tokens(self) -> tuple[str, ...]:
-        return self.grammar.special_tokens if self.grammar else protocol.TAGS
-
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
@@ -204,7 +209,7 @@ class VRAGAgent(CallingAgent):
             return tokenizer.chat([*system, request], tools=self.functions)
         if not self.instruct:
             return tokenizer.encode_prompt(f"Question: {question}\n")
-        task = protocol.task(self.max_turns, self.looks, self.regions, self.shows)
+        task = self.form.instructions()
         if not tokenizer.instructs_in_chats:
             return tokenizer.encode_prompt(f"{task}\n\nUser: Question: {question}\nAssistant: ")
         return tokenizer.chat(
@@ -218,14 +223,17 @@ class VRAGAgent(CallingAgent):
         for step in demonstration.steps:
             pieces.append((self._written(step), True))
             if step.box:
-                pieces.append((Look(box=step.box, rule=self.regions, render=lambda crop: self.framed([crop])), False))
+                pieces.append(
+                    (Look(box=step.box, rule=self.regions, render=lambda crop: self.rules.framed([crop])), False)
+                )
                 continue
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
             fresh = self.fresh(step.passages, shown_ids)
             shown_ids.update(passage.id for passage in fresh)
-            pieces.append((self.framed(self._page(call, fresh, fresh)), False))
+            pieces.append((self.rules.framed(self._page(call, fresh, fresh)), False))
         if not demonstration.forced:
-            return [*pieces, (self._written_answer(demonstration.thought, demonstration.answer), True)]
+            last = self.form.write_answer(demonstration.thought, demonstration.answer)
+            return [*pieces, (self.spoken(lambda _: last), True)]
         opening = protocol.ANSWER_OPENING
         if self.thoughts:
             begins, ends = protocol.THINK
@@ -237,20 +245,11 @@ class VRAGAgent(CallingAgent):
         """A turn that searches or looks closer."""
 
         def write(agent: VRAGAgent) -> str:
-            if agent.grammar is None:
-                search, look = protocol.search(step.thought, step.query), protocol.look
-            else:
-                search, look = (
-                    agent.grammar.write_search(step.thought, step.query, agent.tool),
-                    agent.grammar.write_look,
-                )
-            return look(step.thought, step.box) if step.box else search
+            if step.box:
+                return agent.form.write_look(step.thought, step.box)
+            return agent.form.write_search(step.thought, step.query, agent.tool)
 
         return self.spoken(write)
-
-    def _written_answer(self, thought: str, answer: str) -> str | Spoken:
-        write = self.grammar.write_answer if self.grammar else protocol.answer
-        return self.spoken(lambda _: write(thought, answer))
 
     def recorded_pieces(self, recorded: RecordedRounds) -> Pieces:
         self.check_tags("reading recorded rounds")
@@ -261,7 +260,7 @@ class VRAGAgent(CallingAgent):
             pieces.append((self._marked(item.text, number, latest, pixels), True))
             latest = item.images[-1:] or latest
             if number < len(recorded.rounds):
-                pieces.append((self.framed(item.pieces), False))
+                pieces.append((self.rules.framed(item.pieces), False))
         return pieces
 
     def _marked(
@@ -279,7 +278,7 @@ class VRAGAgent(CallingAgent):
         """
         if not frame_pixels or not protocol.has_box(text):
             return text
-        action = self._parse(text)
+        action = self.form.parse(text)
         try:
             if action.kind != "region":
                 raise RefusedRegion(action.error)
@@ -300,103 +299,40 @@ class VRAGAgent(CallingAgent):
 
     # --- what a rollout is made of ---
 
-    def _begin(self, example: Example, llm: LLM) -> Conversation:
-        return llm.conversation(self.opening(example, llm.tokenizer, llm.image_marker), example.images)
-
-    def read(self, turn: Turn, searches: int) -> Action:
-        """The turn's action, after so many searches. An answer before any search has `error` set."""
-        action = self._parse(turn.forced + turn.text)
+    def allowed(self, action: Action, searches: int) -> Action:
+        """An action after so many searches, as it counts. An answer before any search has `error` set."""
+        action = dataclasses.replace(action, query=action.query[: protocol.QUERY_LETTERS])
         if action.kind == "region" and not self.looks:
-            action = dataclasses.replace(action, kind="invalid", error=protocol.NO_REGIONS)
-        elif action.kind == "search" and 0 < self.searches <= searches:
-            action = dataclasses.replace(action, kind="invalid", error=protocol.NO_SEARCHES)
-        elif action.kind == "answer" and not searches:
-            action = dataclasses.replace(action, error=protocol.UNSEARCHED)
-        turn.action = action
-        formed = self.grammar.well_formed if self.grammar else protocol.well_formed
-        turn.well_formed = action.kind != "invalid" and self.whole(turn) and formed(turn.text)
+            return dataclasses.replace(action, kind="invalid", error=protocol.NO_REGIONS)
+        if action.kind == "search" and 0 < self.searches <= searches:
+            return dataclasses.replace(action, kind="invalid", error=protocol.NO_SEARCHES)
+        if action.kind == "answer" and not searches:
+            return dataclasses.replace(action, error=protocol.UNSEARCHED)
         return action
 
-    @property
-    def _stops(self) -> tuple[str, ...]:
-        return self.grammar.stops if self.grammar else protocol.STOPS
-
-    def _parse(self, text: str) -> Action:
-        if self.grammar is None:
-            return protocol.parse(text, self.tool)
-        action = self.grammar.parse(text)
-        return dataclasses.replace(action, query=action.query[: protocol.QUERY_LETTERS])
-
-    def look(self, chat: Conversation, turn: Turn, example: Example, llm: LLM) -> Shown | None:
-        """The region that the turn's box marks. None, and the action becomes invalid, if it marks nothing."""
-        return chat.look(turn, self.regions)
+    def look(self, chat: Chat) -> Shown | None:
+        """The region that the latest turn's box marks. None, and the action becomes invalid, if it marks nothing."""
+        return chat.look(chat.turn, self.regions)
 
     def fresh(self, passages: Sequence[Passage], shown_ids: set[str]) -> list[Passage]:
         """The best pages that have not been shown yet."""
         return [passage for passage in passages if passage.id not in shown_ids][: self.pages]
 
-    async def _search(self, query: str, chat: Conversation, tools: Tools, shown_ids: set[str]) -> bool:
-        """Searches and shows new pages. Returns False if there is no room even for a message that nothing fits."""
+    async def search(self, query: str, chat: Chat, tools: Tools, shown_ids: set[str]) -> None:
+        """Searches and shows new pages."""
         tool = tools[self.tool]
         call = await tool.search(query, self.k, pictures=False)
         fresh = self.fresh(call.passages, shown_ids)
         if self.shows == "picture":
             call = await tool.with_pictures(call, fresh)
             fresh = self.fresh(call.passages, shown_ids)
-        reserve = self._reserve(chat)
-        room = chat.room - reserve
-        shown = await self.show_fitting(
-            *(chat, fresh, functools.partial(self._page, call, fresh)),
-            most=min(self.max_observation_tokens or room, room),
-            reserve=reserve,
-            cut=self.shows == "text",
-        )
+        page = functools.partial(self._page, call, fresh)
+        shown = await chat.show(call, fresh, page, cut=self.shows == "text")
         shown_ids.update(passage.id for passage in shown or ())
-        return shown is not None
 
     def _page(self, call: Call, fresh: Sequence[Passage], shown: Sequence[Passage]) -> Observation:
         tags = tool_calls.TAGS if self.grammar else protocol.TAGS
         return protocol.page(call, fresh, shown, self.shows, tags)
-
-    def _reminder(self, turn: Turn) -> str:
-        assert turn.action is not None
-        error = turn.action.error
-        return self.grammar.reminder(error) if self.grammar else protocol.reminder(error, self.looks)
-
-    def framed(self, observation: Observation) -> Observation | Reply:
-        """The observation in the form for the policy: a tool's message if it calls functions, a user's if it chats."""
-        if self.functions:
-            return super().framed(observation)
-        if self.instruct:
-            return Reply(observation)
-        return ["\n", *([observation] if isinstance(observation, str) else observation), "\n"]
-
-    @property
-    def forced(self) -> ForcedAnswer:
-        """How an answer is begun for the policy."""
-        return ForcedAnswer(
-            opening=protocol.ANSWER_OPENING,
-            closing="</answer>",
-            tokens=self.answer_tokens,
-            think=protocol.THINK if self.thoughts else (),
-            thought_tokens=self.max_turn_tokens,
-        )
-
-    def _reserve(self, chat: Conversation) -> int:
-        """Tokens kept free for an answer that is begun for the policy."""
-        return self.forced.reserve(chat) + self.note_tokens(chat) if self.force_answer else 0
-
-    async def _end(self, chat: Conversation, truncated: bool = False, unanswered: bool = False) -> Episode:
-        """Ends an episode without an answer of the policy's own: with a forced answer if `force_answer` is set.
-
-        Args:
-          unanswered: the latest turn got no reply.
-        """
-        if not self.force_answer:
-            return chat.episode(answer=None, truncated=truncated)
-        if unanswered:
-            self.end_turn(chat, TOO_LONG, self._reserve(chat))
-        return await self.forced.answer(chat, self._parse, truncated)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -406,17 +342,16 @@ class VanillaRAG(VRAGAgent):
     The agent writes the search in place of the policy.
     """
 
-    async def _run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        chat = self._begin(example, llm)
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat = self.begin(example, llm)
         question = llm.tokenizer.plain(example.question)
         search = f"{protocol.SEARCH_OPENING}{question}</search>"
         if self.grammar:
-            search = self.grammar.write_search("", question, self.tool)
-        fits = True
-        if chat.tokens_of(search) <= chat.room - self._reserve(chat):
+            search = chat.protocol.write_search("", question, self.tool)
+        if chat.tokens_of(search) <= chat.room - chat.reserve:
             chat.write(search).action = Action(kind="search", tool=self.tool, query=example.question)
-            fits = await self._search(example.question, chat, tools, set())
-        return await self._end(chat, unanswered=not fits)
+            await self.search(example.question, chat, tools, set())
+        return await chat.final_answer(truncated=False)
 
     def fresh(self, passages: Sequence[Passage], shown_ids: set[str]) -> list[Passage]:
         return list(passages[: self.pages * self.search_budget])
@@ -433,16 +368,16 @@ class MovedBoxes(VRAGAgent):
 
     to: Literal["random", "centre"]
 
-    def look(self, chat: Conversation, turn: Turn, example: Example, llm: LLM) -> Shown | None:
-        frame, written = chat.frame, turn.action
-        crop = chat.look(turn, self.regions)
+    def look(self, chat: Chat) -> Shown | None:
+        frame, written = chat.frame, chat.turn.action
+        crop = chat.look(chat.turn, self.regions)
         if crop is None or frame is None or written is None:
             return crop
         position = (0.5, 0.5)
         if self.to == "random":
-            seed = [5, zlib.crc32(example.id.encode()), llm.sample, turn.start]
+            seed = [5, zlib.crc32(chat.example.id.encode()), chat.sample, chat.turn.start]
             position = tuple(np.random.default_rng(seed).random(2).tolist())
-        return chat.look(turn, self.regions, moved(written.box, self.regions.box_scale, frame, position))
+        return chat.look(chat.turn, self.regions, moved(written.box, self.regions.box_scale, frame, position))
 
 
 def moved(box: Sequence[float], box_scale: float, frame: Size, position: Sequence[float]) -> tuple[float, ...]:
@@ -454,3 +389,49 @@ def moved(box: Sequence[float], box_scale: float, frame: Size, position: Sequenc
     sizes = [min(span * (1 + 1e-9), side) for span, side in zip(spans, sides)]
     starts = [(side - size) * at for side, size, at in zip(sides, sizes, position)]
     return (*starts, *(start + size for start, size in zip(starts, sizes)))
+
+
+def vrag_rl(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequence[str], normalizer: str) -> Recipe:
+    """Builds the recipe from its configuration.
+
+    config.agent.max_searches is the number of turns in which the policy may search, look closer or answer (4 in the released
+    code). config.agent.k is the number of pages that a search finds (10), of which the best new one is shown. `shows`, `looks`,
+    `regions`, `force_answer` and `thoughts` are in config.agent.settings.
+
+    Raises:
+      ValueError: there is not exactly one knowledge base, or no turn; another grammar than `tool_calls`, a prompt, `sees` or
+        `on_invalid` is set, which this recipe does not have; or a reward term is unknown.
+    """
+    check_own_protocol(
+        agent,
+        "vrag_rl",
+        prompt="a prompt of its own, which config.agent.instruct shows",
+        instead_of_on_invalid="tells the policy why a turn can't be read",
+    )
+    if agent.sees:
+        raise ValueError(
+            f"config.agent.sees={tuple(agent.sees)}: config.recipe='vrag_rl' searches in words alone; leave it empty"
+        )
+    if len(tools) != 1:
+        raise ValueError(
+            "config.recipe='vrag_rl' needs one knowledge base, of pages; config.knowledge has "
+            f"{', '.join(tools) or 'none'}"
+        )
+    if not agent.max_searches:
+        raise ValueError(
+            "config.agent.max_searches=0: config.recipe='vrag_rl' needs a turn at least; 4 is the paper's code's"
+        )
+    return Recipe(
+        agent=VRAGAgent(
+            tool=tools[0],
+            max_turns=agent.max_searches,
+            k=agent.k,
+            max_turn_tokens=agent.max_turn_tokens,
+            max_observation_tokens=agent.max_observation_tokens,
+            answer_tokens=agent.answer_tokens,
+            instruct=agent.instruct,
+            grammar=LookingCalls(tools=tuple(tools)) if agent.grammar else None,
+        ),
+        stages=stages_of(stages, normalizer),
+        reward=AFTER_SFT.reward,
+    )

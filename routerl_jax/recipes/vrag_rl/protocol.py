@@ -12,10 +12,10 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-from routerl_jax.agents.grammar import RouteChoices, one_line, unshown
-from routerl_jax.agents.looking_calls import LOOK
+from routerl_jax.agents.grammar import Grammar, RouteChoices, one_line, unshown
+from routerl_jax.agents.tool_calls import LOOK
 from routerl_jax.core.text import split_thoughts
-from routerl_jax.core.types import Action, Call, Passage, Shown
+from routerl_jax.core.types import Action, Call, Observation, Passage, Shown
 from routerl_jax.models.regions import RefusedRegion, RegionRule, read_box
 
 Shows = Literal["picture", "text"]
@@ -36,10 +36,59 @@ NO_REGIONS = "there are no closer looks here; search, or answer"
 UNSEARCHED = "the answer came before anything was searched for"
 
 
-def choices(tool: str, looks: bool) -> RouteChoices:
-    """How the policy writes its action after its thoughts."""
-    names = {"answer": ANSWER_OPENING, tool: SEARCH_OPENING, **({"region": REGION_OPENING} if looks else {})}
-    return RouteChoices(opening=f"{THINK[1]}\n", stop="</answer>", names=names)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VRAGTags(Grammar):
+    """The tags as a grammar. The agent makes the observations of pages (`page`).
+
+    Attributes:
+      looks: whether there are closer looks.
+      max_turns, regions, shows: what the instructions say (`task`).
+    """
+
+    looks: bool = True
+    max_turns: int = 4
+    regions: RegionRule = RegionRule()
+    shows: Shows = "picture"
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return STOPS
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        return TAGS
+
+    @property
+    def choices(self) -> RouteChoices:
+        """The action after the thoughts."""
+        looks = {"region": REGION_OPENING} if self.looks else {}
+        names = {"answer": ANSWER_OPENING, self.tools[0]: SEARCH_OPENING, **looks}
+        return RouteChoices(opening=f"{THINK[1]}\n", stop="</answer>", names=names)
+
+    def parse(self, text: str) -> Action:
+        return parse(text, self.tools[0])
+
+    def well_formed(self, text: str) -> bool:
+        return self.parse(text).kind != "invalid" and well_formed(text)
+
+    def write_search(self, thought: str, query: str, tool: str) -> str:
+        return search(thought, query)
+
+    def write_look(self, thought: str, box: Sequence[float]) -> str:
+        return look(thought, box)
+
+    def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
+        return page(call, passages, passages, self.shows)
+
+    def reminder(self, error: str) -> str:
+        closer = " a box as <bbox>[left, top, right, bottom]</bbox>," if self.looks else ""
+        return (
+            f"That could not be done: {error}. Think inside <think> and </think>, then write one of these: a query inside "
+            f"<search> and </search>,{closer} the answer inside <answer> and </answer>."
+        )
+
+    def instructions(self) -> str:
+        return task(self.max_turns, self.looks, self.regions, self.shows)
 
 
 def parse(text: str, tool: str) -> Action:
@@ -168,12 +217,3 @@ def page(
         else:
             pieces.append(one_line(f"{passage.title}: {passage.text}" if passage.title else passage.text, tags))
     return pieces
-
-
-def reminder(error: str, looks: bool) -> str:
-    """The observation after a turn that could not be carried out."""
-    closer = " a box as <bbox>[left, top, right, bottom]</bbox>," if looks else ""
-    return (
-        f"That could not be done: {error}. Think inside <think> and </think>, then write one of these: a query inside <search> "
-        f"and </search>,{closer} the answer inside <answer> and </answer>."
-    )

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.atlas import pages
 from routerl_jax.data.atlas.page_questions import page_questions
 from routerl_jax.extras.curation.expert_job import ExpertResources, ExpertsReport, demonstrate
 from routerl_jax.extras.curation.experts import ExpertJobConfig
+from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.services.openai import OpenAIModel
 from routerl_jax.training.config import KnowledgeConfig

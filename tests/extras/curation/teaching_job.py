@@ -13,10 +13,10 @@ from typing import Any
 
 from PIL import Image
 
-from routerl_jax.agents.config import AgentConfig
 from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.extras.curation.teaching import TeachingConfig, TeachingReport, teach
 from routerl_jax.models.images import image_uri
+from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.services.openai import OpenAIModel

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from configs import mmsearch_r1_data
-from routerl_jax.agents.demonstrated import demonstrated
+from routerl_jax.agents.observation import demonstrated
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Demonstration, DemonstrationStep, TextAndImage

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from routerl_jax.agents.calls import calls_of_all
-from routerl_jax.agents.request import Request
+from routerl_jax.agents.conversation import Request
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase, checked_query, query_key, with_question
 from routerl_jax.knowledge.cassette import Cassette

@@ -1,0 +1,88 @@
+"""An agent written on a `Chat`, as docs/extending.md has it: the same page for tags and for tool calls."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.agents.driver import run
+from routerl_jax.agents.grammar import TOO_LONG
+from routerl_jax.agents.search_agent import SearchAgent
+from routerl_jax.agents.tool_calls import ToolCalls
+from routerl_jax.core.types import Episode, Example
+from tests import tiny
+from tests.agents import chat_templates as templates
+from tests.agents.scripted import ANSWER, SEARCH, ScriptedEngine, knowledge
+
+EXAMPLE = Example(id="q", question="What is the capital of Ghana?", answers=("Accra",))
+CALL = '<tool_call>\n{"name": "search_text", "arguments": {"query": "capital of Ghana"}}\n</tool_call><|im_end|>'
+CALLED = "<answer>Accra</answer><|im_end|>"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Insisting(SearchAgent):
+    """Lets the policy answer only after a search that found something."""
+
+    async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
+        chat, found = self.begin(example, llm), False
+        for _ in range(self.max_searches):
+            action = await chat.act()
+            if action is None:
+                break
+            if action.kind == "answer" and found:
+                return chat.episode(answer=action.answer)
+            if action.kind == "search":
+                call = await tools[action.tool].search(action.query, self.k)
+                found = found or bool(call.passages)
+                await chat.show(call)
+            elif action.kind == "answer":
+                chat.remind("search first")
+            else:
+                chat.remind()
+        return await chat.final_answer()
+
+
+AGENT = Insisting(grammar=tiny.GRAMMAR, k=2, max_turn_tokens=200, answer_tokens=30)
+CALLING = dataclasses.replace(AGENT, grammar=ToolCalls(tools=("text",)))
+
+
+def play(agent: SearchAgent, *turns: str, room: int = 2000) -> tuple[Episode, list[str]]:
+    """The episode of these turns in a context with this room after the prompt, and what the policy was shown."""
+    tokenizer = templates.tokenizer(templates.TEMPLATES["hermes"]) if agent.functions else tiny.tokenizer()
+    length = len(agent.opening(EXAMPLE, tokenizer)) + room
+    engine = ScriptedEngine(lambda _e, _s, turn: turns[turn], max_length=length, canonical=True, tokenizer=tokenizer)
+    (episode,) = run(agent, [EXAMPLE], engine, {"text": knowledge()["text"], "table": knowledge()["table"]})
+    return episode, [turn.observation for turn in episode.turns]
+
+
+@pytest.mark.parametrize(
+    ("agent", "search", "answer"),
+    [(AGENT, SEARCH.format("text"), ANSWER), (CALLING, CALL, CALLED)],
+    ids=["tags", "calls"],
+)
+def test_one_page_serves_tags_and_tool_calls(agent: SearchAgent, search: str, answer: str) -> None:
+    episode, observed = play(agent, answer, "nothing of use", search, answer)
+    assert [turn.action.kind for turn in episode.turns if turn.action] == ["answer", "invalid", "search", "answer"]
+    assert (episode.answer, episode.truncated, len(episode.calls)) == ("Accra", False, 1)
+    assert "search first" in observed[0]
+    assert "there is n" in observed[1]  # neither a search nor an answer
+    assert "fact 0 about" in observed[2]
+
+
+@pytest.mark.parametrize(
+    ("agent", "search", "note"), [(AGENT, SEARCH.format("text"), ""), (CALLING, CALL, TOO_LONG)], ids=["tags", "calls"]
+)
+def test_where_nothing_more_fits_the_answer_is_begun(agent: SearchAgent, search: str, note: str) -> None:
+    """The result of the search has no room. In tool calls the turn gets a note, because its message has ended."""
+    tokenizer = templates.tokenizer(templates.TEMPLATES["hermes"]) if agent.functions else tiny.tokenizer()
+    after = len(tokenizer.reply(TOO_LONG, role="tool")) if agent.functions else 0
+    needed = len(tokenizer.encode("<answer>")) + agent.answer_tokens + after
+    room = len(tokenizer.encode(search)) + needed
+    episode, observed = play(agent, search, "Accra</answer>", room=room)
+    assert (episode.answer, episode.truncated, episode.turns[-1].forced) == ("Accra", True, "<answer>")
+    assert note in observed[0]
+    assert "fact" not in observed[0]
+    unanswered, _ = play(agent, search, "Accra</answer>", room=needed - after - 1)
+    assert (unanswered.answer, unanswered.truncated, unanswered.turns) == (None, True, [])
