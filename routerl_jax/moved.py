@@ -38,6 +38,7 @@ MOVED = {
     "training.compile_check": "extras.compile_check.check",
     "training.contamination": "training.inputs",
     "training.data": "training.stages",
+    "training.episode_log": "training.step",
     "training.layout_search": "extras.compile_check.layout_search",
     "training.learner_config": "training.sections",
     "training.passes": "training.stages",

@@ -169,6 +169,8 @@ class TrainConfig:
     checkpoint: CheckpointConfig = CheckpointConfig()
     watch: WatchConfig = WatchConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
+    # callbacks of your own, "package.module:Class", with their settings (training.callbacks)
+    callbacks: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     log_episodes: Count = 16  # number of episodes per step that are written to workdir/episodes
     log_groups: bool = False  # write all attempts at a few questions instead of one attempt at each of many
     log_tokens: bool = False  # write the text, mask, log-probability and advantage of every token, too

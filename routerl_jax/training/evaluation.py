@@ -3,6 +3,7 @@ and the check that a price on searches can matter (config.evaluation.calibration
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import pathlib
@@ -11,15 +12,22 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.agents.agent import Agent
+from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.core.config import unknown_key
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.types import Example
 from routerl_jax.data.trajectories import check_retrievers, golden_step
+from routerl_jax.engine.engine import Engine
+from routerl_jax.evaluation.benchmark import score, score_all
+from routerl_jax.evaluation.canary import canary
 from routerl_jax.parallel import multihost
+from routerl_jax.services.judge import ModelJudge, settings_that_count
+from routerl_jax.training.callbacks import Callback, Step
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.profiler import Clock
 from routerl_jax.training.sections import CalibrationConfig
 from routerl_jax.training.setup import evaluation_examples
+from routerl_jax.training.stages import Stages
 
 
 def evaluation_questions(config: TrainConfig) -> tuple[list[Example], list[Example]]:
@@ -38,6 +46,75 @@ def evaluation_questions(config: TrainConfig) -> tuple[list[Example], list[Examp
             "some, search nothing: switch it off, or validate on questions"
         )
     return validation, test
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation(Callback):
+    """Scores the policy: on the validation questions every config.evaluation.every steps, and on the test questions at the end
+    of every stage and for the final table.
+
+    Attributes:
+      agent: the run's agent as it is evaluated.
+      judge: asked about every answer, if there is one.
+      clock: of the whole run.
+    """
+
+    config: TrainConfig
+    workdir: pathlib.Path
+    agent: Agent
+    validation: Sequence[Example]
+    test: Sequence[Example]
+    engine: Engine
+    tools: Mapping[str, SearchTool]
+    judge: ModelJudge | None
+    stages: Stages
+    clock: Clock
+
+    def on_step_end(self, step: Step) -> None:
+        settings = self.config.evaluation
+        if settings.every and (step.completed % settings.every == 0 or step.completed == self.config.steps):
+            clock, asked = Clock(step.seconds), (self.agent, self.validation, self.engine, self.tools)
+            with clock("validation"):
+                summary, _ = score(*asked, **self._options(), judge=self.judge)
+            numbers = {name: value for name, value in summary.items() if isinstance(value, float)}
+            step.metrics.update({f"validation/{name}": value for name, value in numbers.items()})
+            if settings.canary:
+                with clock("canary"):
+                    step.metrics.update(canary(*asked, **self._options()))
+        if settings.stages and self.stages.ended(step.completed):
+            self.keep({step.stage: self.agent}, step.stage)
+
+    def table(self, agents: Mapping[str, Agent]) -> dict[str, Any]:
+        """The rows of agents with the present policy."""
+        shown = {"progress": multihost.is_main(), "records": self.workdir / "evaluation", "judge": self.judge}
+        with self.clock("evaluation"):
+            return score_all(agents, self.test, self.engine, self.tools, **self._options(), **shown)
+
+    def keep(self, agents: Mapping[str, Agent], name: str) -> None:
+        """Scores agents with the present policy, for the table at the end of the run."""
+        save_table(self.workdir, name, self.table(agents), self._asked())
+
+    def kept(self, names: Sequence[str]) -> dict[str, Any]:
+        """The rows that were kept under these names."""
+        return saved_tables(self.workdir, names, self._asked())
+
+    def calibration(self) -> dict[str, Any]:
+        """`calibration` of the untrained policy's scores, by kind of question."""
+        if not (settings := self.config.evaluation.calibration).kind:
+            return {}
+        tables = self.kept(["warm_start"]) if multihost.is_main() else None
+        return calibration(multihost.exchange(tables)[0], settings)
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "normalizer": self.config.evaluation.normalizer,
+            "tool_timeout": self.config.rollout.tool_timeout,
+        }
+
+    def _asked(self) -> dict[str, Any]:
+        """The settings that tables must share to be combined."""
+        judge = {"judge": dict(settings_that_count(self.config.judge))} if self.judge else {}
+        return {"questions": len(self.test), "k": self.config.evaluation.k or self.config.agent.k, **judge}
 
 
 def check_names(config: TrainConfig, judged: Agent) -> None:

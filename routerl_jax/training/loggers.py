@@ -21,6 +21,7 @@ from routerl_jax.core.config import naming
 from routerl_jax.core.files import read_json_lines, write_json_lines
 from routerl_jax.core.packages import needs
 from routerl_jax.core.registry import Registry
+from routerl_jax.training.callbacks import Callback, Step
 
 PROJECT = "routerl_jax"  # project at Weights & Biases, unless WANDB_PROJECT names another
 _FLUSH_SECONDS = 10.0
@@ -162,7 +163,7 @@ def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
 
 
-class MetricWriter:
+class MetricWriter(Callback):
     """Appends metrics to `workdir/metrics.jsonl`, and passes them to loggers.
 
     Args:
@@ -190,6 +191,10 @@ class MetricWriter:
         write_json_lines(self.path, rows)
         self._file = self.path.open("a", encoding="utf-8")
         self._loggers = [LOGGERS.get(name)(workdir, rows, config or {}) for name in log]
+
+    def on_step_end(self, step: Step) -> None:
+        step.metrics.update({f"timing_s/{name}": seconds for name, seconds in step.seconds.items()})
+        self.write(step.number, step.metrics)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Writes one step's metrics. Values that are not finite are written as null and logged."""

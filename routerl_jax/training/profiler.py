@@ -24,6 +24,7 @@ from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import waiting
 from routerl_jax.core.text import counted
 from routerl_jax.parallel import multihost
+from routerl_jax.training.callbacks import Callback, Step, Training
 
 _LONGEST = 10  # rows of a table
 _SHOWN = 70  # characters of a name
@@ -55,43 +56,32 @@ def profiled_steps(text: str, steps: int | None = None) -> range:
     return range(int(match[1]), int(match[2]))
 
 
-class Profiler:
+class Profiler(Callback):
     """Traces steps of a run, on its main process, into `workdir/profile`, and prints the longest events.
 
     TensorBoard's profile plug-in opens the directory, and Perfetto its `*.trace.json.gz`. The table is also written to
     `workdir/profile/profile.txt`. Python's own functions are not traced, because that would slow them down.
 
-        with Profiler(profiled_steps(config.profile), workdir, start=0) as profiler:
-            for step in range(steps):
-                with profiler.step(step):
-                    ...
-
     Args:
-      steps: the steps to trace.
-      workdir: the run's directory.
-      start: the first step of this session.
+      steps: the steps to trace (`profiled_steps`).
     """
 
-    def __init__(self, steps: range, workdir: pathlib.Path, start: int = 0) -> None:
-        self._steps = steps if multihost.is_main() else range(0)
-        self._directory = workdir / "profile"
-        self._traced = 0
-        if steps and start >= steps.stop:
+    def __init__(self, steps: range) -> None:
+        self._steps, self._traced = steps, 0
+        self._annotation = contextlib.ExitStack()  # of the step under way
+
+    def on_start(self, training: Training) -> None:
+        self._directory = training.workdir / "profile"
+        if self._steps and training.start >= self._steps.stop:
             logging.warning(
-                "config.profile=%d:%d: the run goes on at step %d, nothing is profiled", steps.start, steps.stop, start
+                "config.profile=%d:%d: the run goes on at step %d, nothing is profiled",
+                self._steps.start,
+                self._steps.stop,
+                training.start,
             )
 
-    def __enter__(self) -> Profiler:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self._end(write_report=kind is None)
-
-    @contextlib.contextmanager
-    def step(self, number: int) -> Iterator[None]:
-        """Around one step."""
-        if number not in self._steps:
-            yield
+    def on_step_begin(self, step: int) -> None:
+        if step not in self._steps or not multihost.is_main():
             return
         if not self._traced:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -99,18 +89,21 @@ class Profiler:
             options.python_tracer_level = 0
             jax.profiler.start_trace(str(self._directory), profiler_options=options)
         self._traced += 1
-        with jax.profiler.StepTraceAnnotation("step", step_num=number):
-            yield
-        if number + 1 == self._steps.stop:
-            self._end(write_report=True)
+        self._annotation.enter_context(jax.profiler.StepTraceAnnotation("step", step_num=step))
 
-    def _end(self, *, write_report: bool) -> None:
+    def on_step_end(self, step: Step) -> None:
+        self._annotation.close()
+        if step.completed == self._steps.stop:
+            self.on_finish()
+
+    def on_finish(self, error: BaseException | None = None) -> None:
         """Ends the trace if there is one under way."""
+        self._annotation.close()
         if not self._traced:
             return
         traced, self._traced = self._traced, 0
         jax.profiler.stop_trace()
-        if not write_report:
+        if error is not None:
             return
         newest = max(self._directory.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         text = report(newest, traced)
@@ -254,10 +247,11 @@ PART = "part"  # marks what is a part of a step in a trace
 
 
 class Clock:
-    """Adds up seconds by name. The bar that is shown names what is under way, and a profile has the same names."""
+    """Adds up seconds by name, to those that are given. The bar that is shown names what is under way, and a profile has the
+    same names."""
 
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+    def __init__(self, seconds: dict[str, float] | None = None) -> None:
+        self.seconds: dict[str, float] = {} if seconds is None else seconds
 
     def add(self, seconds: Mapping[str, float]) -> None:
         """Adds seconds that were measured elsewhere."""

@@ -31,6 +31,7 @@ from routerl_jax.parallel import multihost
 from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.training.alignment import ALIGNED, align_tower, keep_tower, read_tower, sheets_named
+from routerl_jax.training.callbacks import Alarm, Step, Training, end_step, own_callbacks, running, states
 from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
 from routerl_jax.training.credit import NotFinite
 from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
@@ -39,10 +40,10 @@ from routerl_jax.training.inputs import check_inputs, keep_inputs
 from routerl_jax.training.knowledge import check_snapshot, shared_snapshot
 from routerl_jax.training.loggers import read_metrics, require_log
 from routerl_jax.training.profiler import Clock, Profiler, profiled_steps
-from routerl_jax.training.run import Run, check_workdir, policy_damage
+from routerl_jax.training.run import Checkpointing, Run, check_workdir, policy_damage
 from routerl_jax.training.sections import SEARCHED
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
-from routerl_jax.training.watch import Alarm, RunStopped, Watch
+from routerl_jax.training.watch import RunStopped, Watch
 
 _VOCABULARY_EXAMPLES = 6000
 _HELD_OUT = 256
@@ -68,6 +69,7 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
 def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str, float]:
     check_workdir(config, workdir, resume)  # before anything slow starts
     multihost.on_main(lambda: require_log(config.log))
+    own = own_callbacks(config.callbacks)
     if config.warm_start.demonstrations in SEARCHED:  # these contain real searches
         check_snapshot(config, workdir, resume=resume)
     check_inputs(config, workdir, resume)
@@ -89,18 +91,29 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     if align and not aligned:
         keep_tower(model, tower)  # once the run's config.json says what it was aligned by
     multihost.on_main(lambda: keep_inputs(config, workdir))
-    watch, owed = Watch(config.watch), False
+    watch = Watch(config.watch)
     if run.restored:
         watch.restore(run.restored["watch"])
     fitting = _Fitting(agent, model, config)
     metrics: dict[str, float] = {}
     tokens_seen, started = 0, time.perf_counter()
     shown = {"total": config.steps, "desc": "supervised", "unit": "step", "disable": not multihost.is_main()}
-    profiler = Profiler(profiled_steps(config.profile), workdir, run.start)
-    with Bar(range(run.start, config.steps), initial=run.start, **shown) as bar, profiler:
+    callbacks = [
+        Profiler(profiled_steps(config.profile)),
+        *own.values(),
+        run.writer,
+        watch,
+        Checkpointing(run, watch, lambda _: {"watch": watch.state(), **states(own)}, Clock()),
+    ]
+    training = Training(config=config, workdir=workdir, learner=run.learner, start=run.start)
+    with (
+        running(callbacks, training, own, run.restored.get("callbacks", {})),
+        Bar(range(run.start, config.steps), initial=run.start, **shown) as bar,
+    ):
         for step in bar:
-            with profiler.step(step):
-                metrics, tokens = _update(run, fitting, source, drills, step)
+            for callback in callbacks:
+                callback.on_step_begin(step)
+            metrics, tokens = _update(run, fitting, source, drills, step)
             tokens_seen += tokens
             completed = step + 1
             if config.evaluation.every and (completed % config.evaluation.every == 0 or completed == config.steps):
@@ -108,14 +121,10 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
                 metrics |= {"perf/tokens_per_s": tokens_seen / (time.perf_counter() - started), **memory_metrics()}
                 if multihost.is_main():
                     note(f"step {completed}: " + "  ".join(f"{name} {value:.4g}" for name, value in metrics.items()))
-            run.writer.write(step, metrics)
-            alarm, owed = watch.see(step, "", metrics), owed or run.due(completed)
-            if not alarm and owed and (completed == config.steps or not watch.worried):
-                try:
-                    run.save(completed, watch=watch.state())
-                except NotFinite as error:
-                    alarm = Alarm(step, error.metric, str(error))
-                owed = False
+            try:
+                alarm = end_step(callbacks, Step(number=step, metrics=metrics))
+            except NotFinite as error:
+                alarm = Alarm(step, error.metric, str(error))
             if alarm:
                 raise RunStopped(_stopped(run, alarm))
     if complaint := _nothing_learnt(run, fitting, source):
