@@ -250,6 +250,7 @@ class _Session:
                         return alarm
                 except NotFinite as error:
                     return Alarm(step, error.metric, str(error))
+                del rollouts, taken  # pictures and tokens, while the next step samples its own
                 bar.set_postfix_str(_headline(metrics), refresh=False)
                 paces.append(clock.seconds["step"])
                 if len(paces) == _ESTIMATED_AFTER and multihost.is_main():
