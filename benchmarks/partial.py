@@ -87,7 +87,7 @@ def measured(partial: int, steps: int, examples: int, samples: int, directory: p
     for step in range(steps):
         stage = stages.at(step)
         asked = under_way.draw(stage, step, whole=False)
-        rollouts_by_step.append(roll_out(stage, Writer(), engine, {}, asked, step, under_way))
+        rollouts_by_step.append(roll_out(stage, asked, step, under_way))
         engine.update(nnx.state(model, nnx.Param), step + 1)
     ages = [staleness_metrics(rollouts.episodes, rollouts.step) for rollouts in rollouts_by_step]
 

@@ -13,7 +13,7 @@ import dataclasses
 import gc
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from routerl_jax.core.config import naming
@@ -24,14 +24,15 @@ from routerl_jax.evaluation.report import print_table
 from routerl_jax.learning.checkpoints import Checkpoints
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import job_directory_lock
+from routerl_jax.training.callbacks import Callback, Step
 from routerl_jax.training.config import CalibrationConfig, TrainConfig
 from routerl_jax.training.demonstrations import check_demonstrations
 from routerl_jax.training.evaluation import check_names
+from routerl_jax.training.knowledge import shared_snapshot
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe, evaluated_agent, headline
-from routerl_jax.training.snapshots import shared_snapshot
+from routerl_jax.training.sft import started
 from routerl_jax.training.stages import Stages
-from routerl_jax.training.warm_start import started
 
 
 def control_directory(workdir: pathlib.Path, name: str) -> pathlib.Path:
@@ -58,16 +59,29 @@ def check_controls(config: TrainConfig, workdir: pathlib.Path) -> None:
             check_demonstrations(changed, recipe.agent, f"{path}.supervised")
 
 
-def fork(run: Run, completed: int, **extra: Any) -> None:
-    """Saves the run's state after `completed` steps for the controls that start there. `extra`: as in `Run.save`."""
-    for name, control in run.config.controls.items():
-        if not control.without or run.config.stages[control.without].start != completed:
-            continue
-        directory = control_directory(run.workdir, name) / "checkpoints"
-        with contextlib.closing(Checkpoints(directory, run.config.checkpoint.keep)) as checkpoints:
-            # else an earlier session saved it and was killed before its next checkpoint
-            if checkpoints.latest() is None:
-                run.save(completed, into=checkpoints, **extra)
+class ControlStarts(Callback):
+    """Saves the run's state for the controls that start from it. Called before a checkpoint is written: a session that resumes
+    from that one would be too late.
+
+    Args:
+      state: what the controls' first checkpoint keeps beside weights and optimiser, as arguments of `Run.save`.
+    """
+
+    saves = True
+
+    def __init__(self, run: Run, state: Callable[[Step], Mapping[str, Any]]) -> None:
+        self._run, self._state = run, state
+
+    def on_step_end(self, step: Step) -> None:
+        run = self._run
+        for name, control in run.config.controls.items():
+            if not control.without or run.config.stages[control.without].start != step.completed:
+                continue
+            directory = control_directory(run.workdir, name) / "checkpoints"
+            with contextlib.closing(Checkpoints(directory, run.config.checkpoint.keep)) as checkpoints:
+                # else an earlier session saved it and was killed before its next checkpoint
+                if checkpoints.latest() is None:
+                    run.save(step.completed, into=checkpoints, **self._state(step))
 
 
 def run_controls(

@@ -1,7 +1,9 @@
-"""The evaluation of a run: its questions, the names of scored agents, and tables that are kept until the end of the run."""
+"""The evaluation of a run: its questions, the names of scored agents, tables that are kept until the end of the run,
+and the check that a price on searches can matter (config.evaluation.calibration)."""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json
 import pathlib
@@ -10,14 +12,21 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.agents.agent import Agent
+from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.core.config import unknown_key
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.types import Example
 from routerl_jax.data.trajectories import check_retrievers, golden_step
+from routerl_jax.engine.engine import Engine
+from routerl_jax.evaluation.benchmark import canary, score, score_all
 from routerl_jax.parallel import multihost
+from routerl_jax.services.judge import ModelJudge, settings_that_count
+from routerl_jax.training.callbacks import Callback, Step
 from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.profiler import Clock
+from routerl_jax.training.sections import CalibrationConfig
 from routerl_jax.training.setup import evaluation_examples
+from routerl_jax.training.stages import Stages
 
 
 def evaluation_questions(config: TrainConfig) -> tuple[list[Example], list[Example]]:
@@ -36,6 +45,75 @@ def evaluation_questions(config: TrainConfig) -> tuple[list[Example], list[Examp
             "some, search nothing: switch it off, or validate on questions"
         )
     return validation, test
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation(Callback):
+    """Scores the policy: on the validation questions every config.evaluation.every steps, and on the test questions at the end
+    of every stage and for the final table.
+
+    Attributes:
+      agent: the run's agent as it is evaluated.
+      judge: asked about every answer, if there is one.
+      clock: of the whole run.
+    """
+
+    config: TrainConfig
+    workdir: pathlib.Path
+    agent: Agent
+    validation: Sequence[Example]
+    test: Sequence[Example]
+    engine: Engine
+    tools: Mapping[str, SearchTool]
+    judge: ModelJudge | None
+    stages: Stages
+    clock: Clock
+
+    def on_step_end(self, step: Step) -> None:
+        settings = self.config.evaluation
+        if settings.every and (step.completed % settings.every == 0 or step.completed == self.config.steps):
+            clock, asked = Clock(step.seconds), (self.agent, self.validation, self.engine, self.tools)
+            with clock("validation"):
+                summary, _ = score(*asked, **self._options(), judge=self.judge)
+            numbers = {name: value for name, value in summary.items() if isinstance(value, float)}
+            step.metrics.update({f"validation/{name}": value for name, value in numbers.items()})
+            if settings.canary:
+                with clock("canary"):
+                    step.metrics.update(canary(*asked, **self._options()))
+        if settings.stages and self.stages.ended(step.completed):
+            self.keep({step.stage: self.agent}, step.stage)
+
+    def table(self, agents: Mapping[str, Agent]) -> dict[str, Any]:
+        """The rows of agents with the present policy."""
+        shown = {"progress": multihost.is_main(), "records": self.workdir / "evaluation", "judge": self.judge}
+        with self.clock("evaluation"):
+            return score_all(agents, self.test, self.engine, self.tools, **self._options(), **shown)
+
+    def keep(self, agents: Mapping[str, Agent], name: str) -> None:
+        """Scores agents with the present policy, for the table at the end of the run."""
+        save_table(self.workdir, name, self.table(agents), self._asked())
+
+    def kept(self, names: Sequence[str]) -> dict[str, Any]:
+        """The rows that were kept under these names."""
+        return saved_tables(self.workdir, names, self._asked())
+
+    def calibration(self) -> dict[str, Any]:
+        """`calibration` of the untrained policy's scores, by kind of question."""
+        if not (settings := self.config.evaluation.calibration).kind:
+            return {}
+        tables = self.kept(["warm_start"]) if multihost.is_main() else None
+        return calibration(multihost.exchange(tables)[0], settings)
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "normalizer": self.config.evaluation.normalizer,
+            "tool_timeout": self.config.rollout.tool_timeout,
+        }
+
+    def _asked(self) -> dict[str, Any]:
+        """The settings that tables must share to be combined."""
+        judge = {"judge": dict(settings_that_count(self.config.judge))} if self.judge else {}
+        return {"questions": len(self.test), "k": self.config.evaluation.k or self.config.agent.k, **judge}
 
 
 def check_names(config: TrainConfig, judged: Agent) -> None:
@@ -91,3 +169,46 @@ def saved_tables(workdir: pathlib.Path, names: Sequence[str], asked: Mapping[str
         else:
             logging.warning("%s was measured with %s, and now it is %s: it is left out", path, saved["asked"], asked)
     return tables
+
+
+def calibration(table: Mapping[str, Mapping[str, Any]], config: CalibrationConfig) -> dict[str, dict[str, Any]]:
+    """By kind of question: `closed_book` and `open_book` (EM of the untrained policy without a search and with all searches),
+    and `n`, the number of questions. {} if the configuration does not ask for this, or it was not measured.
+
+    Args:
+      table: the untrained policy's rows, by `before_agents`' names.
+    """
+    names = [f"warm_start_{name}" for name in (config.closed, config.open)]
+    if not config.kind or not all(name in table for name in names):
+        return {}
+    closed, opened = (table[name].get("by", {}).get("kind", {}) for name in names)
+    return {
+        kind: {"closed_book": closed[kind]["em"], "open_book": opened[kind]["em"], "n": closed[kind]["n"]}
+        for kind in closed
+    }
+
+
+def check_calibration(measured: Mapping[str, Mapping[str, Any]], config: CalibrationConfig) -> None:
+    """Refuses a start at which a price on searches could teach nothing.
+
+    Raises:
+      ValueError: there are no questions of the kind. Or accuracy without a search is not slightly below that with searches: a
+        search then always pays, or never does.
+    """
+    if not config.kind:
+        return
+    where = "config.evaluation.calibration"
+    if config.kind not in measured:
+        kinds = ", ".join(measured) or "no kinds"
+        raise ValueError(f"{where}.kind={config.kind!r}: the test questions have {kinds} (metadata 'kind')")
+    closed, opened = (measured[config.kind][name] for name in ("closed_book", "open_book"))
+    if (1 - config.penalty) * opened < closed < opened:
+        return
+    lacks = closed <= (1 - config.penalty) * opened
+    outcome = "so every search pays" if lacks else "so that no search pays, with or without the price"
+    mend = "teach it what it shall know" if lacks else "teach it to read, or less by heart"
+    raise ValueError(
+        f"{where}: of the {config.kind} questions the untrained policy answers {100 * closed:.1f} % without a search and "
+        f"{100 * opened:.1f} % with all searches, {outcome} (searches cost {100 * config.penalty:.0f} % of a right answer); "
+        f"{mend} (config.warm_start), or set {where}.kind='' to train all the same"
+    )

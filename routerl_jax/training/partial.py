@@ -28,10 +28,11 @@ from routerl_jax.agents.driver import Attempts
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.streams import Stream
+from routerl_jax.training.rollouts import Groups
 from routerl_jax.training.stages import RunStage, Stages
 
 
-class PartialRollouts:
+class PartialRollouts(Groups):
     """The groups of a run that are under way, from step to step.
 
     Args:
@@ -41,7 +42,8 @@ class PartialRollouts:
     def __init__(
         self, stages: Stages, agent: Agent, engine: Engine, tools: Mapping[str, SearchTool], steps: int
     ) -> None:
-        self._stages, self._agent, self._engine, self._tools, self._steps = stages, agent, engine, tools, steps
+        super().__init__(agent, engine, tools)
+        self._stages, self._steps = stages, steps
         self._attempts: Attempts | None = None
         self._streams: list[Stream] = []  # the conversations between two steps
         self._first_versions: dict[
@@ -52,11 +54,6 @@ class PartialRollouts:
         self._overdue, self._seconds = 0, 0.0
 
     def draw(self, stage: RunStage, step: int, *, whole: bool) -> list[Example]:
-        """The questions that the rollouts of a step begin.
-
-        Args:
-          whole: no group may be under way when its batch is taken.
-        """
         rollout, self._carried = stage.config.rollout, set(self._first_versions)
         last = step + 1 == self._steps or self._stages.at(step + 1) is not stage
         under_way = rollout.examples + (0 if whole or last else rollout.partial)
@@ -67,28 +64,24 @@ class PartialRollouts:
         stage: RunStage,
         examples: Sequence[Example],
         step: int,
-        groups: int,
+        count: int,
         attempt: Mapping[str, Any],
         settings: Mapping[str, Any],
     ) -> list[Episode]:
-        """Begins attempts at the questions, and runs all that are under way until `groups` groups are complete.
+        """Begins attempts at the questions, and runs all that are under way until `count` groups are complete.
 
         Groups that would exceed config.rollout.max_staleness if they were not among them are waited for.
-
-        Args:
-          attempt: further arguments of `Attempts.run`.
-          settings: further arguments of `Attempts`, the same for all steps of a stage.
         """
         started, oldest = time.perf_counter(), step + 1 - stage.config.rollout.max_staleness  # version in the next step
-        self._first_versions |= {example.id: self._engine.version for example in examples}
+        self._first_versions |= {example.id: self.engine.version for example in examples}
         overdue = sum(version < oldest for version in self._first_versions.values())
         self._overdue = max(self._overdue, overdue)
         if self._attempts is None:
-            self._attempts = Attempts(self._agent, self._engine, self._tools, **settings, finished=self._note_finished)
+            self._attempts = Attempts(self.agent, self.engine, self.tools, **settings, finished=self._note_finished)
         streams, self._streams, self._ended = self._streams, [], started
-        self._engine.resume(streams)
-        episodes = self._attempts.run(examples, **attempt, groups=groups, awaited=overdue)
-        self._streams = self._engine.suspend()
+        self.engine.resume(streams)
+        episodes = self._attempts.run(examples, **attempt, groups=count, awaited=overdue)
+        self._streams = self.engine.suspend()
         self._first_versions = {id: self._first_versions[id] for id in self._attempts.under_way}
         self._seconds += (time.perf_counter() if self._carried & set(self._first_versions) else self._ended) - started
         if not self._first_versions:
@@ -97,7 +90,6 @@ class PartialRollouts:
 
     @property
     def under_way(self) -> Collection[str]:
-        """The ids of the questions whose groups no step has taken yet."""
         return self._first_versions.keys()
 
     def _note_finished(self, episode: Episode) -> None:
@@ -127,9 +119,8 @@ class PartialRollouts:
         return metrics
 
     def close(self) -> None:
-        """Ends the attempts that are under way."""
         streams, self._streams, self._first_versions = self._streams, [], {}
-        self._engine.resume(streams)
+        self.engine.resume(streams)
         if self._attempts is not None:
             self._attempts.close()
         self._attempts = None

@@ -1,4 +1,5 @@
-"""config.profile: traces some steps with JAX's profiler, and prints a table of the longest events."""
+"""Where the time of a run goes: seconds by part (`Clock`), and config.profile, which traces some steps with JAX's profiler and
+prints a table of the longest events."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import dataclasses
 import io
 import pathlib
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,9 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from routerl_jax.core.files import write_atomic
+from routerl_jax.core.progress import waiting
 from routerl_jax.core.text import counted
 from routerl_jax.parallel import multihost
-from routerl_jax.training.clock import PART
+from routerl_jax.training.callbacks import Callback, Step, Training
 
 _LONGEST = 10  # rows of a table
 _SHOWN = 70  # characters of a name
@@ -53,43 +56,32 @@ def profiled_steps(text: str, steps: int | None = None) -> range:
     return range(int(match[1]), int(match[2]))
 
 
-class Profiler:
+class Profiler(Callback):
     """Traces steps of a run, on its main process, into `workdir/profile`, and prints the longest events.
 
     TensorBoard's profile plug-in opens the directory, and Perfetto its `*.trace.json.gz`. The table is also written to
     `workdir/profile/profile.txt`. Python's own functions are not traced, because that would slow them down.
 
-        with Profiler(profiled_steps(config.profile), workdir, start=0) as profiler:
-            for step in range(steps):
-                with profiler.step(step):
-                    ...
-
     Args:
-      steps: the steps to trace.
-      workdir: the run's directory.
-      start: the first step of this session.
+      steps: the steps to trace (`profiled_steps`).
     """
 
-    def __init__(self, steps: range, workdir: pathlib.Path, start: int = 0) -> None:
-        self._steps = steps if multihost.is_main() else range(0)
-        self._directory = workdir / "profile"
-        self._traced = 0
-        if steps and start >= steps.stop:
+    def __init__(self, steps: range) -> None:
+        self._steps, self._traced = steps, 0
+        self._annotation = contextlib.ExitStack()  # of the step under way
+
+    def on_start(self, training: Training) -> None:
+        self._directory = training.workdir / "profile"
+        if self._steps and training.start >= self._steps.stop:
             logging.warning(
-                "config.profile=%d:%d: the run goes on at step %d, nothing is profiled", steps.start, steps.stop, start
+                "config.profile=%d:%d: the run goes on at step %d, nothing is profiled",
+                self._steps.start,
+                self._steps.stop,
+                training.start,
             )
 
-    def __enter__(self) -> Profiler:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        self._end(write_report=kind is None)
-
-    @contextlib.contextmanager
-    def step(self, number: int) -> Iterator[None]:
-        """Around one step."""
-        if number not in self._steps:
-            yield
+    def on_step_begin(self, step: int) -> None:
+        if step not in self._steps or not multihost.is_main():
             return
         if not self._traced:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -97,18 +89,21 @@ class Profiler:
             options.python_tracer_level = 0
             jax.profiler.start_trace(str(self._directory), profiler_options=options)
         self._traced += 1
-        with jax.profiler.StepTraceAnnotation("step", step_num=number):
-            yield
-        if number + 1 == self._steps.stop:
-            self._end(write_report=True)
+        self._annotation.enter_context(jax.profiler.StepTraceAnnotation("step", step_num=step))
 
-    def _end(self, *, write_report: bool) -> None:
+    def on_step_end(self, step: Step) -> None:
+        self._annotation.close()
+        if step.completed == self._steps.stop:
+            self.on_finish()
+
+    def on_finish(self, error: BaseException | None = None) -> None:
         """Ends the trace if there is one under way."""
+        self._annotation.close()
         if not self._traced:
             return
         traced, self._traced = self._traced, 0
         jax.profiler.stop_trace()
-        if not write_report:
+        if error is not None:
             return
         newest = max(self._directory.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
         text = report(newest, traced)
@@ -246,3 +241,28 @@ def _with_own_time(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
             own[open_[-1]] -= min(event.duration, outer.start + outer.duration - event.start)
         open_.append(i)
     yield from zip(ordered, own)
+
+
+PART = "part"  # marks what is a part of a step in a trace
+
+
+class Clock:
+    """Adds up seconds by name, to those that are given. The bar that is shown names what is under way, and a profile has the
+    same names."""
+
+    def __init__(self, seconds: dict[str, float] | None = None) -> None:
+        self.seconds: dict[str, float] = {} if seconds is None else seconds
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Adds seconds that were measured elsewhere."""
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            with waiting(name.replace("_", " ")), jax.profiler.TraceAnnotation(name, **{PART: 1}):
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -21,29 +22,47 @@ from routerl_jax.core.text import counted
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.engine.engine import Engine
 from routerl_jax.evaluation import figures
-from routerl_jax.evaluation.benchmark import canary, score, score_all
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.knowledge.encoders import search_on
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
-from routerl_jax.services.judge import settings_that_count
 from routerl_jax.training.ahead import Ahead
-from routerl_jax.training.calibration import calibration, check_calibration
-from routerl_jax.training.clock import Clock
+from routerl_jax.training.callbacks import (
+    Alarm,
+    Callback,
+    Step,
+    Training,
+    end_step,
+    own_callbacks,
+    running,
+    states,
+)
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.contamination import check_gold_paths, check_overlap
-from routerl_jax.training.controls import check_controls, fork, run_controls
-from routerl_jax.training.credit.assign import NotFinite
-from routerl_jax.training.evaluation import before_agents, check_names, evaluation_questions, save_table, saved_tables
-from routerl_jax.training.health import memory_metrics
-from routerl_jax.training.inputs import check_inputs, keep_inputs
-from routerl_jax.training.knowledge import check_knowledge, check_sources_differ, try_sources
-from routerl_jax.training.loggers import require_log
+from routerl_jax.training.controls import ControlStarts, check_controls, run_controls
+from routerl_jax.training.credit import NotFinite
+from routerl_jax.training.evaluation import (
+    Evaluation,
+    before_agents,
+    check_calibration,
+    check_names,
+    evaluation_questions,
+)
+from routerl_jax.training.health import (
+    memory_metrics,
+    of_all_processes,
+    together,
+    tool_counts,
+    tool_results,
+    tool_table,
+)
+from routerl_jax.training.inputs import check_gold_paths, check_inputs, check_overlap, keep_inputs
+from routerl_jax.training.knowledge import check_knowledge, check_snapshot, check_sources_differ, try_sources
+from routerl_jax.training.loggers import read_metrics, require_log
 from routerl_jax.training.partial import PartialRollouts
-from routerl_jax.training.passes import count_steps
-from routerl_jax.training.profiler import Profiler, profiled_steps
-from routerl_jax.training.run import Run, check_context, check_workdir
+from routerl_jax.training.profiler import Clock, Profiler, profiled_steps
+from routerl_jax.training.rollouts import Groups, RolloutSource
+from routerl_jax.training.run import Checkpointing, Run, check_context, check_workdir
 from routerl_jax.training.setup import (
     build_judge,
     build_mesh,
@@ -58,13 +77,10 @@ from routerl_jax.training.setup import (
     open_knowledge,
     with_judge,
 )
-from routerl_jax.training.snapshots import check_snapshot
-from routerl_jax.training.stages import RunStage, Stages
-from routerl_jax.training.step import train_step
-from routerl_jax.training.tool_counts import of_all_processes, together, tool_counts, tool_results, tool_table
-from routerl_jax.training.warm_start import warm_start
-from routerl_jax.training.watch import Alarm, RunStopped, Watch
-from routerl_jax.training.writer import read_metrics
+from routerl_jax.training.sft import warm_start
+from routerl_jax.training.stages import RunStage, Stages, count_steps
+from routerl_jax.training.step import learn
+from routerl_jax.training.watch import RunStopped, Watch
 
 _ESTIMATED_AFTER = 10  # steps before the remaining time is estimated
 _TRIED = 64  # questions for the check that prompts fit into a conversation
@@ -92,58 +108,69 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
 
 
 def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
-    training = _Training(config, workdir, resume)
+    session = _Session(config, workdir, resume)
     try:
-        if config.evaluation.before and training.run.start == 0:
-            training.keep("warm_start", before_agents(config, training.judged))
-            check_calibration(training.calibration(), config.evaluation.calibration)
-        return training.finish(training.train())
+        if config.evaluation.before and session.run.start == 0:
+            session.evaluation.keep(before_agents(config, session.evaluation.agent), "warm_start")
+            check_calibration(session.evaluation.calibration(), config.evaluation.calibration)
+        return session.finish(session.train())
     finally:
-        if training.judge is not None:
-            training.judge.close()
+        if session.judge is not None:
+            session.judge.close()
 
 
-class _Training:
+class _Session:
     """A run from its preparation to its results. The constructor makes all checks, before anything slow starts."""
 
     def __init__(self, config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
         self.config, self.workdir = config, workdir
         self.started, self.clock = time.perf_counter(), Clock()
-        self.owed = False  # whether a checkpoint that was due is still to be written
         with self.clock("setup"):
             check_workdir(config, workdir, resume)
             multihost.on_main(lambda: require_log(config.log))
+            self.own = own_callbacks(config.callbacks)
             check_knowledge(config.knowledge)
             check_sources_differ(config.knowledge)
             check_snapshot(config, workdir, resume=resume)
             self.recipe = build_recipe(config)
             self.judge = build_judge(config, self.recipe)
             self.recipe = with_judge(self.recipe, self.judge)
-            self.evaluating = self.judge if config.evaluation.judge else None
             if forked := next((name for name in config.stages if config.in_stage(name).rollout.forks), None):
                 check_choices(self.recipe.agent, f"config.rollout.forks (stage {forked!r})")
-            self.judged = evaluated_agent(config, self.recipe)
-            check_names(config, self.judged)
+            judged = evaluated_agent(config, self.recipe)
+            check_names(config, judged)
             check_controls(config, workdir)
             check_overlap(config)
             check_inputs(config, workdir, resume)
             check_gold_paths(config)
             self.stages, self.watch = Stages(config, self.recipe), Watch(config.watch)
             check_engine_devices(config.mesh)
-            self.validation, self.test = evaluation_questions(config)
+            validation, test = evaluation_questions(config)
         with self.clock("warm_start"):
             start = warm_start(config, workdir, resume=resume)
         with self.clock("setup"):
-            self._load(start, resume)
+            self._load(start, judged, resume)
+            self.evaluation = Evaluation(
+                config=config,
+                workdir=workdir,
+                agent=judged,
+                validation=validation,
+                test=test,
+                engine=self.engine,
+                tools=self.tools,
+                judge=self.judge if config.evaluation.judge else None,
+                stages=self.stages,
+                clock=self.clock,
+            )
 
-    def _load(self, start: TrainConfig, resume: bool) -> None:
+    def _load(self, start: TrainConfig, judged: Agent, resume: bool) -> None:
         """Loads policy, engine and knowledge bases, and the state of an earlier session."""
         config, first = self.config, self.stages.at(0)
         mesh = learner_mesh(config.mesh) if config.mesh.engine else build_mesh(config.mesh)
         model = build_policy(start, mesh)
         check_context(config, model)
         self.engine = make_engine(config, model, mesh=engine_mesh(config.mesh, mesh))
-        _check_room(config, self.judged, first, self.engine)
+        _check_room(config, judged, first, self.engine)
         self.engine.rest()  # so that a merged adapter's weights exist only once
         # searches run beside the updates: programs of both on the same devices might wait for each other
         search_on(self.engine.mesh if config.mesh.engine else None)
@@ -153,92 +180,96 @@ class _Training:
         self.run = Run(config, self.workdir, model, mesh, loss, first.updates, resume, keeps)
         multihost.on_main(lambda: keep_inputs(config, self.workdir))
         self.engine.update(self.run.served_params(), self.run.start)
-        self.earlier: dict[str, float] = self.run.restored.get("seconds", {})  # seconds of earlier sessions
+        # of earlier sessions; a run that is stopped goes back to a checkpoint of its own
+        self.seconds_earlier: dict[str, float] = self.run.restored.get("seconds", {})
         self.counted_earlier: dict[str, Any] = self.run.restored.get("tools", {})
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
             self.watch.restore(self.run.restored["watch"])
-        parts = (self.stages, self.recipe.agent, self.engine, self.tools, config.steps)
-        self.partial = PartialRollouts(*parts) if config.rollout.partial else None
-        self.ahead: Ahead | None = None
+        parts = (self.recipe.agent, self.engine, self.tools)
+        partial = config.rollout.partial
+        groups = PartialRollouts(self.stages, *parts, config.steps) if partial else Groups(*parts)
         if config.rollout.ahead:
-            self.ahead = Ahead(*parts, apart=bool(config.mesh.engine), partial=self.partial)
-            with naming(f"{self.workdir / 'checkpoints' / str(self.run.start)}"):
-                self.ahead.restore(self.run.restored_rollouts)
+            self.source = Ahead(self.stages, groups, config.steps, apart=bool(config.mesh.engine))
+        else:
+            self.source = RolloutSource(self.stages, groups, config.steps)
+        with naming(f"{self.workdir / 'checkpoints' / str(self.run.start)}"):
+            self.source.restore(self.run.restored_rollouts)
 
     def train(self) -> Alarm | None:
         """Runs all remaining steps. If something goes wrong, it ends early and returns the alarm."""
-        try:
-            return self._steps()
-        finally:
-            if self.partial is not None:
-                self.partial.close()
+        checkpointing = Checkpointing(self.run, self.watch, self._state, self.clock)
+        callbacks = [
+            Profiler(profiled_steps(self.config.profile)),
+            self.evaluation,
+            *self.own.values(),
+            # before checkpoints: a run that is killed in between must not lack this row
+            self.run.writer,
+            self.watch,
+            ControlStarts(self.run, self._start_of_controls),
+            checkpointing,
+        ]
+        shown = Training(
+            config=self.config,
+            workdir=self.workdir,
+            learner=self.run.learner,
+            agent=self.evaluation.agent,
+            engine=self.engine,
+            tools=self.tools,
+            start=self.run.start,
+        )
+        with (
+            contextlib.closing(self.source),
+            running(callbacks, shown, self.own, self.run.restored.get("callbacks", {})),
+        ):
+            return self._steps(callbacks, checkpointing)
 
-    def _steps(self) -> Alarm | None:
-        steps = self.config.steps
-        remaining = range(self.run.start, steps)
-        shown = {"total": steps, "desc": "training", "unit": "step", "disable": not multihost.is_main()}
+    def _steps(self, callbacks: Sequence[Callback], checkpointing: Checkpointing) -> Alarm | None:
+        steps, start = self.config.steps, self.run.start
         paces: list[float] = []  # seconds of the first steps of this session
-        profiler = Profiler(profiled_steps(self.config.profile), self.workdir, self.run.start)
-        with Bar(remaining, initial=self.run.start, **shown) as bar, profiler:
+        shown = {"total": steps, "desc": "training", "unit": "step", "disable": not multihost.is_main()}
+        with Bar(range(start, steps), initial=start, **shown) as bar:
             for step in bar:
                 clock, stage = Clock(), self.stages.at(step)
                 try:
-                    with profiler.step(step), clock("step"):
-                        metrics = self._step(stage, step, clock)
-                    if alarm := self._after_step(stage, step + 1, metrics, clock):
+                    for callback in callbacks:
+                        callback.on_step_begin(step)
+                    with clock("step"):
+                        whole = checkpointing.due(step + 1)  # a checkpoint holds no attempts that are under way
+                        with self.source.rollouts(step, clock, whole=whole) as rollouts:
+                            metrics = learn(stage, self.run, self.engine, self.tools, rollouts, clock)
+                        self.engine.update(self.run.served_params(), step + 1)
+                    taken = Step(
+                        number=step,
+                        stage=stage.name,
+                        metrics=metrics,
+                        episodes=rollouts.episodes,
+                        seconds=clock.seconds,
+                    )
+                    if alarm := end_step(callbacks, taken):
                         return alarm
                 except NotFinite as error:
                     return Alarm(step, error.metric, str(error))
+                del rollouts, taken  # pictures and tokens, while the next step samples its own
                 bar.set_postfix_str(_headline(metrics), refresh=False)
                 paces.append(clock.seconds["step"])
                 if len(paces) == _ESTIMATED_AFTER and multihost.is_main():
                     note(estimate(paces, steps - step - 1))
         return None
 
-    def _step(self, stage: RunStage, step: int, clock: Clock) -> dict[str, Any]:
-        partial = self.partial
-        whole = self.owed or self.run.due(step + 1)  # a checkpoint holds no attempts that are under way
-        if self.ahead is not None:
-            return self.ahead.step(stage, self.run, step, clock, whole=whole)
-        examples = stage.examples() if partial is None else partial.draw(stage, step, whole=whole)
-        parts = (stage, self.recipe.agent, self.run, self.engine, self.tools)
-        return train_step(*parts, examples, step, clock, partial)
+    def _start_of_controls(self, step: Step) -> dict[str, Any]:
+        """What the first checkpoint of a control keeps of the run."""
+        streams = {"streams": self.source.positions, "stage": step.stage}
+        return {**streams, "watch": self.watch.state(), **states(self.own)}
 
-    def _after_step(self, stage: RunStage, completed: int, metrics: dict[str, Any], clock: Clock) -> Alarm | None:
-        """Validates, writes metrics, asks the watch, and writes a checkpoint if one is due and all is well."""
-        evaluation = self.config.evaluation
-        if evaluation.every and (completed % evaluation.every == 0 or completed == self.config.steps):
-            with clock("validation"):
-                summary, _ = score(
-                    self.judged,
-                    self.validation,
-                    self.engine,
-                    self.tools,
-                    **self._scoring_options(),
-                    judge=self.evaluating,
-                )
-            metrics |= {f"validation/{name}": value for name, value in summary.items() if isinstance(value, float)}
-            if evaluation.canary:
-                with clock("canary"):
-                    metrics |= canary(self.judged, self.validation, self.engine, self.tools, **self._scoring_options())
-        metrics |= {f"timing_s/{name}": seconds for name, seconds in clock.seconds.items()}
-        # before the checkpoint: a run killed in between must not lack this row
-        self.run.writer.write(completed - 1, metrics)
-        if evaluation.stages and self.stages.ended(completed):
-            self.keep(stage.name)
-        if alarm := self.watch.see(completed - 1, stage.name, metrics):
-            return alarm
-        extra = {"streams": self.stages.state(), "stage": stage.name, "watch": self.watch.state()}
-        self.owed = self.owed or self.run.due(completed)
-        # before the checkpoint: a session that resumes from that checkpoint would be too late to fork
-        fork(self.run, completed, **extra | ({"streams": self.ahead.before} if self.ahead else {}))
-        if self.owed and (completed == self.config.steps or not self.watch.worried):
-            with self.clock("checkpoint"):
-                waiting = self.ahead.state() if self.ahead else b""
-                self.run.save(completed, rollouts=waiting, **extra, seconds=self._seconds(), tools=self._counted())
-            self.owed = False
-        return None
+    def _state(self, step: Step) -> dict[str, Any]:
+        """What a checkpoint keeps of the run."""
+        return self._start_of_controls(step) | {
+            "streams": self.stages.state(),
+            "rollouts": self.source.state(),
+            "seconds": self._seconds(),
+            "tools": self._counted(),
+        }
 
     def finish(self, alarm: Alarm | None) -> dict[str, Any]:
         """Exports the policy, scores it and its baselines, and writes results.json.
@@ -246,16 +277,16 @@ class _Training:
         Raises:
           RunStopped: there was an alarm. Everything is written all the same.
         """
-        config = self.config
+        config, evaluation = self.config, self.evaluation
         rows = read_metrics(self.workdir)
         stopped = _stop(self.run, self.engine, alarm) if alarm else {}
         usable = not stopped or stopped["stopped"]["steps"] > 0  # else no checkpoint from before the trouble is left
         self.run.finish(export=usable)
-        agents = {"trained": self.judged}
-        if config.evaluation.baselines and not any(golden_step(example) is not None for example in self.test):
-            agents |= self.judged.baselines(tuple(config.knowledge))
-        table = saved_tables(self.workdir, ["warm_start", *config.stages], self._table_settings())
-        table |= self._evaluate(agents) if usable else {}
+        agents = {"trained": evaluation.agent}
+        if config.evaluation.baselines and not any(golden_step(example) is not None for example in evaluation.test):
+            agents |= evaluation.agent.baselines(tuple(config.knowledge))
+        table = evaluation.kept(["warm_start", *config.stages])
+        table |= evaluation.table(agents) if usable else {}
         table = {config.evaluation.names.get(name, name): row for name, row in table.items()}
         counted = self._counted()
         results = {
@@ -264,7 +295,7 @@ class _Training:
             "devices": len(jax.devices()),
             "platform": jax.devices()[0].platform,
             "steps": config.steps,
-            **({"calibration": calibrated} if (calibrated := self.calibration()) else {}),
+            **({"calibration": calibrated} if (calibrated := evaluation.calibration()) else {}),
             **({"tools": tool_results(counted)} if counted else {}),
             **stopped,
             "seed": config.seed,
@@ -281,44 +312,15 @@ class _Training:
             raise RunStopped(stopped["stopped"]["message"])
         return results
 
-    def keep(self, name: str, agents: Mapping[str, Agent] | None = None) -> None:
-        """Scores the present policy, for the table at the end of the run."""
-        save_table(self.workdir, name, self._evaluate(agents or {name: self.judged}), self._table_settings())
-
-    def calibration(self) -> dict[str, Any]:
-        """`calibration.calibration` of the untrained policy's scores, by kind of question."""
-        if not (settings := self.config.evaluation.calibration).kind:
-            return {}
-        tables = saved_tables(self.workdir, ["warm_start"], self._table_settings()) if multihost.is_main() else None
-        return calibration(multihost.exchange(tables)[0], settings)
-
-    def _evaluate(self, agents: Mapping[str, Agent]) -> dict[str, Any]:
-        shown = {"progress": multihost.is_main(), "records": self.workdir / "evaluation"}
-        with self.clock("evaluation"):
-            return score_all(
-                agents, self.test, self.engine, self.tools, **self._scoring_options(), **shown, judge=self.evaluating
-            )
-
     def _seconds(self) -> dict[str, float]:
         """Seconds of the parts of the run, over all sessions. Earlier sessions count up to their last checkpoint."""
+        earlier = self.seconds_earlier
         now = {**self.clock.seconds, "total": time.perf_counter() - self.started}
-        return {name: self.earlier.get(name, 0.0) + now.get(name, 0.0) for name in {**self.earlier, **now}}
+        return {name: earlier.get(name, 0.0) + now.get(name, 0.0) for name in {**earlier, **now}}
 
     def _counted(self) -> dict[str, Any]:
         """Counts of requests to the tools, over all sessions and processes (a collective call)."""
         return together(self.counted_earlier, of_all_processes(tool_counts(self.tools)))
-
-    def _scoring_options(self) -> dict[str, Any]:
-        """Keyword arguments for scoring agents."""
-        return {
-            "normalizer": self.config.evaluation.normalizer,
-            "tool_timeout": self.config.rollout.tool_timeout,
-        }
-
-    def _table_settings(self) -> dict[str, Any]:
-        """The settings that tables must share to be combined."""
-        judge = {"judge": dict(settings_that_count(self.config.judge))} if self.evaluating else {}
-        return {"questions": len(self.test), "k": self.config.evaluation.k or self.config.agent.k, **judge}
 
 
 def _check_room(config: TrainConfig, agent: Agent, stage: RunStage, engine: Engine) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,10 @@ from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.engine.streams import EngineStats
 from routerl_jax.learning.advantages import groups_without_signal
-from routerl_jax.training.clock import Clock
-from routerl_jax.training.partial import PartialRollouts
+from routerl_jax.training.health import tool_counts, tool_metrics
+from routerl_jax.training.profiler import Clock
 from routerl_jax.training.run import step_seed
-from routerl_jax.training.stages import RunStage
-from routerl_jax.training.tool_counts import tool_counts, tool_metrics
+from routerl_jax.training.stages import RunStage, Stages
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,25 +57,60 @@ class Rollouts:
         return np.flatnonzero(~self.replaced)
 
 
-def roll_out(
-    stage: RunStage,
-    agent: Agent,
-    engine: Engine,
-    tools: Mapping[str, SearchTool],
-    examples: Sequence[Example],
-    step: int,
-    partial: PartialRollouts | None = None,
-) -> Rollouts:
-    """Samples attempts at the questions and scores them. With `partial`, it begins these attempts, and may score others that
-    were begun earlier.
+class Groups:
+    """Attempts at the questions of a step, all of which are waited for. `partial.PartialRollouts` waits for fewer."""
+
+    def __init__(self, agent: Agent, engine: Engine, tools: Mapping[str, SearchTool]) -> None:
+        self.agent, self.engine, self.tools = agent, engine, tools
+
+    @property
+    def under_way(self) -> Collection[str]:
+        """The ids of the questions whose groups no step has taken yet."""
+        return ()
+
+    def draw(self, stage: RunStage, step: int, *, whole: bool) -> list[Example]:
+        """The questions that the rollouts of a step begin.
+
+        Args:
+          whole: no group may be under way when its batch is taken.
+        """
+        return stage.examples()
+
+    def run(
+        self,
+        stage: RunStage,
+        examples: Sequence[Example],
+        step: int,
+        count: int,
+        attempt: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> list[Episode]:
+        """Begins attempts at the questions, and runs until `count` groups are complete; these are all.
+
+        Args:
+          attempt, settings: further arguments of `driver.run`; the settings are the same for all steps of a stage.
+        """
+        return run(self.agent, examples, self.engine, self.tools, **attempt, **settings)
+
+    def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Metrics of attempts that are under way from step to step. `episodes`: those of the step."""
+        return {}
+
+    def close(self) -> None:
+        """Ends the attempts that are under way."""
+
+
+def roll_out(stage: RunStage, examples: Sequence[Example], step: int, groups: Groups) -> Rollouts:
+    """Samples attempts at the questions and scores them. Partial rollouts begin these attempts, and may score others that were
+    begun earlier.
 
     With config.rollout.refill, groups whose rewards are all equal are replaced by as many groups of the stream's next
     questions, in at most so many rounds: dynamic sampling (DAPO, arXiv 2503.14476, eq. 11), with a bound. Groups without
     signal that are left after the last round stay. A question that is in the step already is skipped, and the group
     that it would replace stays.
     """
-    clock, rollout = Clock(), stage.config.rollout
-    engine.stats, stats, counted = EngineStats(), DriverStats(), tool_counts(tools)
+    clock, rollout, engine = Clock(), stage.config.rollout, groups.engine
+    engine.stats, stats, counted = EngineStats(), DriverStats(), tool_counts(groups.tools)
     attempt: dict[str, Any] = {
         "samples": rollout.samples,
         "seed": step_seed(stage.config.seed, step),
@@ -88,30 +123,25 @@ def roll_out(
         "forks": rollout.forks,
     }
     episodes: list[Episode] = []
-    groups: list[int] = []
+    of_groups: list[int] = []
     number_of: dict[str, int] = {}
     replaced: set[int] = set()
     asked, refills = list(examples), 0
     while True:
         with clock("rollout"):
-            if partial is None:
-                sampled = run(agent, asked, engine, tools, **attempt, **settings)
-            else:
-                sampled = partial.run(
-                    stage, asked, step, len(asked) if refills else rollout.examples, attempt, settings
-                )
+            count = len(asked) if refills else rollout.examples
+            sampled = groups.run(stage, asked, step, count, attempt, settings)
         with clock("reward"):
             scored = stage.reward(sampled)
         for episode, rewards in zip(sampled, scored, strict=True):
             episode.rewards = rewards
         numbers = [number_of.setdefault(episode.example.id, len(number_of)) for episode in sampled]
-        episodes, groups = episodes + sampled, groups + numbers
+        episodes, of_groups = episodes + sampled, of_groups + numbers
         if refills == rollout.refill:
             break
         totals = np.asarray([episode.rewards["total"] for episode in sampled])
         flat = np.unique(numbers)[groups_without_signal(totals, np.asarray(numbers))].tolist()
-        under_way = () if partial is None else partial.under_way
-        asked = [e for e in stage.stream.next(len(flat), under_way) if e.id not in number_of] if flat else []
+        asked = [e for e in stage.stream.next(len(flat), groups.under_way) if e.id not in number_of] if flat else []
         if not asked:
             break
         replaced |= set(flat[: len(asked)])
@@ -119,13 +149,59 @@ def roll_out(
     return Rollouts(
         step=step,
         episodes=episodes,
-        groups=np.asarray(groups),
-        replaced=np.isin(groups, sorted(replaced)),
+        groups=np.asarray(of_groups),
+        replaced=np.isin(of_groups, sorted(replaced)),
         refills=refills,
         version=engine.version,
         driver=stats,
         engine=engine.stats,
-        tools=tool_metrics(tools, counted),
-        partial={} if partial is None else partial.metrics(episodes),
+        tools=tool_metrics(groups.tools, counted),
+        partial=groups.metrics(episodes),
         seconds=clock.seconds,
     )
+
+
+class RolloutSource:
+    """Gives each step its rollouts, sampled with the present weights. `ahead.Ahead` samples them a step earlier.
+
+    Args:
+      steps: the run's number of steps.
+    """
+
+    def __init__(self, stages: Stages, groups: Groups, steps: int) -> None:
+        self._stages, self._groups, self._steps = stages, groups, steps
+
+    @contextlib.contextmanager
+    def rollouts(self, step: int, clock: Clock, *, whole: bool = False) -> Iterator[Rollouts]:
+        """The rollouts of a step, around its updates: when it ends, the engine may be given the new weights.
+
+        Args:
+          whole: no attempt may be under way after the step.
+        """
+        rollouts = self._roll_out(step, whole)
+        self._groups.engine.rest()
+        yield rollouts
+
+    def _roll_out(self, step: int, whole: bool) -> Rollouts:
+        stage = self._stages.at(step)
+        return roll_out(stage, self._groups.draw(stage, step, whole=whole), step, self._groups)
+
+    @property
+    def positions(self) -> dict[str, Any]:
+        """The positions of the stages' streams from which the rollouts of the next step can be sampled anew."""
+        return self._stages.state()
+
+    def state(self) -> bytes:
+        """Rollouts that wait for their step, for a checkpoint; b"" if there are none."""
+        return b""
+
+    def restore(self, state: bytes) -> None:
+        """Restores the rollouts that waited when a checkpoint was written.
+
+        Raises:
+          ValueError: it can't be read.
+        """
+
+    def close(self) -> None:
+        """Ends the attempts that are under way."""
+        self._groups.close()

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -31,10 +31,13 @@ from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import send
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.services.judge import settings_that_count
+from routerl_jax.training.callbacks import Callback, Step
 from routerl_jax.training.config import TrainConfig, kept_config
-from routerl_jax.training.credit.assign import NotFinite
+from routerl_jax.training.credit import NotFinite
+from routerl_jax.training.loggers import MetricWriter
+from routerl_jax.training.profiler import Clock
 from routerl_jax.training.sections import SEARCHED
-from routerl_jax.training.writer import MetricWriter
+from routerl_jax.training.watch import Watch
 
 # Settings that fit a run into memory. They change its results by rounding alone, so a run may be resumed with others.
 _MEMORY = {"engine": ("rows",), "learner": ("micro_tokens", "remat")}
@@ -215,6 +218,32 @@ class Run:
             multihost.barrier("policy saved")
 
 
+class Checkpointing(Callback):
+    """Writes a checkpoint where one is due. While a watched metric is bad it waits, to keep those from before the trouble.
+
+    Args:
+      state: what a checkpoint keeps beside weights and optimiser, as arguments of `Run.save`.
+      clock: of the whole run.
+    """
+
+    saves = True
+
+    def __init__(self, run: Run, watch: Watch, state: Callable[[Step], Mapping[str, Any]], clock: Clock) -> None:
+        self._run, self._watch, self._state, self._clock = run, watch, state, clock
+        self._pending = False  # one was due and is still to be written
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after `step` steps, if all is well."""
+        return self._pending or self._run.due(step)
+
+    def on_step_end(self, step: Step) -> None:
+        self._pending = self.due(step.completed)
+        if self._pending and (step.completed == self._run.config.steps or not self._watch.worried):
+            with self._clock("checkpoint"):
+                self._run.save(step.completed, **self._state(step))
+            self._pending = False
+
+
 def _note_policy(workdir: pathlib.Path) -> None:
     files = sorted(file for file in (workdir / "policy").iterdir() if file.is_file())
     write_atomic(workdir / POLICY, json.dumps({f.name: [f.stat().st_size, file_sha256(f)] for f in files}) + "\n")
@@ -323,6 +352,7 @@ def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | N
         "checkpoint",
         "evaluation",
         "watch",
+        "callbacks",
     }
     shown = config.warm_start.demonstrations if config.kind == "sft" else ""
     if shown:

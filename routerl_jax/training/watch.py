@@ -13,6 +13,7 @@ from typing import Any
 from absl import logging
 
 from routerl_jax.parallel import multihost
+from routerl_jax.training.callbacks import Alarm, Callback, Step
 from routerl_jax.training.sections import WatchConfig
 
 # Metrics that a step may lack: those of some stages, of some questions, ..
@@ -46,17 +47,7 @@ class RunStopped(RuntimeError):
     """A run that went wrong was stopped. Its policy is that of the last checkpoint before the trouble, if there is one."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Alarm:
-    """Why a run is stopped: the metric, and what was wrong with it. `unharmed`: the weights are as good as before."""
-
-    step: int
-    metric: str
-    complaint: str
-    unharmed: bool = False
-
-
-class Watch:
+class Watch(Callback):
     """Checks the metrics of every step.
 
     A value of a metric is bad if it is out of its bounds or not finite, or if the metric has fallen too far below its best in
@@ -81,6 +72,9 @@ class Watch:
     def worried(self) -> bool:
         """Whether some metric's last value was bad. No checkpoint is written then, to keep those from before the trouble."""
         return any(self._bad.values())
+
+    def on_step_end(self, step: Step) -> Alarm | None:
+        return self.see(step.number, step.stage, step.metrics)
 
     def see(self, step: int, stage: str, metrics: Mapping[str, Any]) -> Alarm | None:
         """Checks a step's metrics; returns an alarm if the run must stop.

@@ -3,12 +3,15 @@
 Where the TPU compiler has been loaded and there is no TPU, as after tests of compile_check, the profiler ends the process.
 """
 
+import contextlib
 import fnmatch
 import gzip
 import json
 import pathlib
 import re
 import time
+from collections.abc import Iterator
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +19,10 @@ import pytest
 
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
-from routerl_jax.training.clock import Clock
-from routerl_jax.training.profiler import Profiler, report
+from routerl_jax.training.callbacks import Step, Training, running
+from routerl_jax.training.loggers import read_metrics
+from routerl_jax.training.profiler import Clock, Profiler, report
 from routerl_jax.training.rl import train_rl
-from routerl_jax.training.writer import read_metrics
 from tests.programs import ROOT
 from tests.training.small_run import make_config, make_sft_config
 
@@ -34,15 +37,27 @@ def undocumented(workdir: pathlib.Path) -> list[str]:
     return sorted({name for row in rows for name in row if not any(fnmatch.fnmatchcase(name, one) for one in named)})
 
 
+def session(profiler: Profiler, workdir: pathlib.Path) -> Any:
+    return running([profiler], Training(config=None, workdir=workdir, learner=cast(Any, None)), {}, {})
+
+
+@contextlib.contextmanager
+def taken(profiler: Profiler, step: int) -> Iterator[None]:
+    profiler.on_step_begin(step)
+    yield
+    profiler.on_step_end(Step(number=step, metrics={}))
+
+
 def test_a_trace_of_our_own(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Steps 1 and 2 of 4: what slept longest on the host comes first, and a matrix product is the devices'."""
     work = jax.jit(lambda x: jnp.tanh(x @ x))
     matrix = jnp.ones((300, 300))
     work(matrix).block_until_ready()
-    with Profiler(range(1, 3), tmp_path) as profiler:
+    profiler = Profiler(range(1, 3))
+    with session(profiler, tmp_path):
         for step in range(4):
             clock = Clock()
-            with profiler.step(step):
+            with taken(profiler, step):
                 with clock("rollout"):
                     time.sleep(0.2)
                     with clock("tools"):
@@ -71,13 +86,15 @@ def test_a_trace_of_our_own(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtur
 
 def test_an_error_within_a_step_ends_the_trace(tmp_path: pathlib.Path) -> None:
     for _ in range(2):  # a trace that were still open would refuse the second one
-        with pytest.raises(KeyError), Profiler(range(5), tmp_path) as profiler, profiler.step(0):
+        profiler = Profiler(range(5))
+        with pytest.raises(KeyError), session(profiler, tmp_path), taken(profiler, 0):
             raise KeyError
     assert not (tmp_path / "profile" / "profile.txt").exists()
 
 
 def test_a_run_that_ends_within_tells_what_there_is(tmp_path: pathlib.Path) -> None:
-    with Profiler(range(0, 5), tmp_path) as profiler, profiler.step(0):
+    profiler = Profiler(range(0, 5))
+    with session(profiler, tmp_path), taken(profiler, 0):
         time.sleep(0.01)
     assert (tmp_path / "profile" / "profile.txt").read_text().startswith("Profile of 1 step, ")
 

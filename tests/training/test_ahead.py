@@ -15,16 +15,18 @@ from jax.sharding import Mesh
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import make_mesh
-from routerl_jax.training import ahead as ahead_module
 from routerl_jax.training import config as schema
+from routerl_jax.training import rollouts as rollouts_module
 from routerl_jax.training.ahead import Ahead
-from routerl_jax.training.clock import Clock
-from routerl_jax.training.rollouts import roll_out
+from routerl_jax.training.profiler import Clock
+from routerl_jax.training.rollouts import Groups, roll_out
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe, check_engine_devices, engine_mesh, make_engine
 from routerl_jax.training.stages import Stages
 from routerl_jax.training.step import learn
 from tests import tiny
+from tests.training import steps as steps_module
+from tests.training.steps import take_step
 
 STEPS = 4
 KB = {"text": schema.KnowledgeConfig(), "table": schema.KnowledgeConfig()}
@@ -68,7 +70,7 @@ class Parts:
         self.engine = make_engine(self.config, model, mesh=engine_mesh(self.config.mesh, mesh))
         self.run = Run(self.config, directory / "run", model, mesh, LEARNER.loss, STEPS * 2, resume)
         self.engine.update(self.run.served_params(), self.run.start)
-        self.ahead = Ahead(self.stages, self.agent, self.engine, self.tools, STEPS, apart=engine > 0)
+        self.ahead = Ahead(self.stages, Groups(self.agent, self.engine, self.tools), STEPS, apart=engine > 0)
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
             self.ahead.restore(self.run.restored_rollouts)
@@ -77,7 +79,8 @@ class Parts:
         rows = []
         for step in range(start, end):
             with (clock := Clock())("step"):
-                rows.append(self.ahead.step(self.stages.at(step), self.run, step, clock))
+                parts = (self.stages.at(step), self.run, self.engine, self.tools)
+                rows.append(take_step(self.ahead, *parts, step, clock))
         return rows
 
     @property
@@ -92,7 +95,7 @@ def by_hand(parts: Parts) -> list[dict[str, Any]]:
         then = max(step - 1, 0)
         parts.engine.update(history[then], then)
         stage = parts.stages.at(step)
-        rollouts = roll_out(stage, parts.agent, parts.engine, parts.tools, stage.examples(), step)
+        rollouts = roll_out(stage, stage.examples(), step, Groups(parts.agent, parts.engine, parts.tools))
         parts.engine.rest()
         with (clock := Clock())("step"):
             rows.append(learn(stage, parts.run, parts.engine, parts.tools, rollouts, clock))
@@ -166,15 +169,15 @@ def test_beside_each_other_on_two_parts_of_the_mesh(tmp_path: pathlib.Path, monk
     begun[STEPS].set()  # there is none after the last step
 
     def rolling(*arguments: Any) -> Any:
-        begun[arguments[5]].set()
+        begun[arguments[2]].set()
         return roll_out(*arguments)
 
     def learning(*arguments: Any) -> Any:
         assert begun[arguments[4].step + 1].wait(60), "the next rollouts did not begin while the learner worked"
         return learn(*arguments)
 
-    monkeypatch.setattr(ahead_module, "roll_out", rolling)
-    monkeypatch.setattr(ahead_module, "learn", learning)
+    monkeypatch.setattr(rollouts_module, "roll_out", rolling)
+    monkeypatch.setattr(steps_module, "learn", learning)
     parts = Parts(tmp_path / "ahead", learner=4, engine=4)
     rows = parts.steps(0, STEPS)
     for found, wanted in zip(parts.weights, hand.weights, strict=True):
@@ -192,7 +195,7 @@ def test_an_update_that_fails_ends_when_the_rollouts_have(
     ended = threading.Event()
 
     def rolling(*arguments: Any) -> Any:
-        if arguments[5] == 0:
+        if arguments[2] == 0:
             return roll_out(*arguments)
         threading.Event().wait(0.2)
         ended.set()
@@ -201,8 +204,8 @@ def test_an_update_that_fails_ends_when_the_rollouts_have(
     def learning(*_: Any) -> Any:
         raise ValueError("not finite")
 
-    monkeypatch.setattr(ahead_module, "roll_out", rolling)
-    monkeypatch.setattr(ahead_module, "learn", learning)
+    monkeypatch.setattr(rollouts_module, "roll_out", rolling)
+    monkeypatch.setattr(steps_module, "learn", learning)
     parts = Parts(tmp_path, learner=4, engine=4)
     with pytest.raises(ValueError, match="not finite"):
         parts.steps(0, 1)

@@ -9,8 +9,8 @@ import pytest
 
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.training.credit.assign import Credit
-from routerl_jax.training.episode_log import log_episodes, token_texts
+from routerl_jax.training.credit import Credit
+from routerl_jax.training.step import log_episodes, token_texts
 from tests.training.small_policy import small_policy
 
 BYTES = [b"The ", b"lion", "é".encode()[:1], "é".encode()[1:], b"<eos>"]

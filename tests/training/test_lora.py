@@ -20,13 +20,14 @@ from routerl_jax.models.lora import LoraConfig, adapters
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
-from routerl_jax.training import step as step_module
+from routerl_jax.training.profiler import Clock
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_policy, build_recipe, make_engine
 from routerl_jax.training.stages import Stages
 from tests import tiny
 from tests.programs import launch_here, refusal
 from tests.training.small_run import make_sft_config
+from tests.training.steps import train_step
 from tests.training.test_resume import assert_same_run
 from tests.training.test_rl import EXAMPLES, KB
 
@@ -64,8 +65,8 @@ def test_a_trivial_reward_rises(base: pathlib.Path, tmp_path: pathlib.Path) -> N
     rows, recipe = [], build_recipe(config)
     stage, agent = Stages(config, recipe).at(0), recipe.agent
     for step in range(config.steps):
-        with (clock := step_module.Clock())("step"):
-            rows.append(step_module.train_step(stage, agent, run_, engine, tools, EXAMPLES, step, clock))
+        with (clock := Clock())("step"):
+            rows.append(train_step(stage, agent, run_, engine, tools, EXAMPLES, step, clock))
     assert all(row["sampler_gap/max"] < 1e-4 for row in rows)
     rewards = [row["reward/total"] for row in rows]
     assert (

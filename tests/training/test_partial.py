@@ -18,21 +18,19 @@ from routerl_jax.core.types import Episode, Example
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import make_mesh
-from routerl_jax.training import ahead as ahead_module
 from routerl_jax.training import config as schema
-from routerl_jax.training import step as step_module
+from routerl_jax.training import rollouts as rollouts_module
 from routerl_jax.training.ahead import Ahead
-from routerl_jax.training.clock import Clock
-from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.partial import PartialRollouts
-from routerl_jax.training.rollouts import Rollouts, roll_out
+from routerl_jax.training.profiler import Clock
+from routerl_jax.training.rollouts import Rollouts, RolloutSource, roll_out
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe, make_engine
-from routerl_jax.training.stages import Stages
-from routerl_jax.training.step import train_step
+from routerl_jax.training.stages import ExampleStream, Stages
 from tests import tiny
 from tests.invariants.test_devices_and_processes import check
 from tests.programs import finish, start, two_processes
+from tests.training.steps import take_step
 from tests.training.test_ahead import KB, untimed
 from tests.training.test_resume import assert_same_run, untimed_rows
 
@@ -83,13 +81,13 @@ class Parts:
         self.engine = make_engine(self.config, model)
         self.run = Run(self.config, directory / "run", model, mesh, LEARNER.loss, STEPS, resume)
         self.engine.update(self.run.served_params(), self.run.start)
-        parts = (self.stages, self.agent, self.engine, {}, STEPS)
-        self.partial = PartialRollouts(*parts)
-        self.ahead = Ahead(*parts, apart=False, partial=self.partial) if self.config.rollout.ahead else None
+        self.partial = PartialRollouts(self.stages, self.agent, self.engine, {}, STEPS)
+        parts = (self.stages, self.partial, STEPS)
+        self.ahead = Ahead(*parts, apart=False) if self.config.rollout.ahead else None
+        self.source = self.ahead or RolloutSource(*parts)
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
-            if self.ahead:
-                self.ahead.restore(self.run.restored_rollouts)
+            self.source.restore(self.run.restored_rollouts)
         self.weights: dict[int, nnx.State] = {}  # by version
 
     def steps(self, start: int) -> list[dict[str, Any]]:
@@ -99,17 +97,11 @@ class Parts:
             stage, whole = self.stages.at(step), step == WHOLE
             self.weights[step] = jax.tree.map(lambda x: x.copy(), self.run.served_params())
             with (clock := Clock())("step"):
-                if self.ahead:
-                    rows.append(self.ahead.step(stage, self.run, step, clock, whole=whole))
-                else:
-                    examples = self.partial.draw(stage, step, whole=whole)
-                    parts = (stage, self.agent, self.run, self.engine, {})
-                    rows.append(train_step(*parts, examples, step, clock, self.partial))
+                rows.append(take_step(self.source, stage, self.run, self.engine, {}, step, clock, whole))
             run(self.agent, [Example(id="0", question="Why?", answers=())], self.engine, {}, 2)
             if whole:
                 assert not self.partial.under_way
-                waiting = self.ahead.state() if self.ahead else b""
-                self.run.save(step + 1, rollouts=waiting, streams=self.stages.state(), stage="main")
+                self.run.save(step + 1, rollouts=self.source.state(), streams=self.stages.state(), stage="main")
                 self.run.checkpoints.wait()
         return rows
 
@@ -133,8 +125,7 @@ def taken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         return kept[-1]
 
     with pytest.MonkeyPatch.context() as patches:
-        for module in (step_module, ahead_module):
-            patches.setattr(module, "roll_out", rolled)
+        patches.setattr(rollouts_module, "roll_out", rolled)
         parts = Parts(directory, request.param)
         rows = parts.steps(0)
     return Taken(directory, parts, kept, rows)
@@ -200,7 +191,7 @@ def test_a_checkpoint_holds_no_attempt_and_the_run_goes_on_exactly(taken: Taken)
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
     # a run that ends early
     stage = found.stages.at(0)
-    roll_out(stage, found.agent, found.engine, {}, stage.stream.next(5), 0, found.partial)
+    roll_out(stage, stage.stream.next(5), 0, found.partial)
     assert found.partial.under_way
     found.partial.close()
     assert not found.partial.under_way

@@ -2,11 +2,12 @@
 
 import pathlib
 import types
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from routerl_jax.training import config as schema
+from routerl_jax.training.callbacks import Training
 from routerl_jax.training.profiler import Profiler, profiled_steps, spent
 from tests.programs import finish, start
 
@@ -102,8 +103,7 @@ def test_time_counts_once() -> None:
 
 
 def test_steps_that_are_past_are_told_of(tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
-    with Profiler(range(1, 3), tmp_path, start=3):
-        pass
+    Profiler(range(1, 3)).on_start(Training(config=None, workdir=tmp_path, learner=cast(Any, None), start=3))
     assert "config.profile=1:3: the run goes on at step 3, nothing is profiled" in caplog.text
     assert not (tmp_path / "profile").exists()
 

@@ -11,10 +11,11 @@ import pytest
 from routerl_jax.core.types import Episode, Example, Turn
 from routerl_jax.training import config as schema
 from routerl_jax.training import rollouts as rollouts_module
-from routerl_jax.training import step as step_module
-from routerl_jax.training.data import ExampleStream
-from routerl_jax.training.rollouts import Rollouts, roll_out
+from routerl_jax.training.profiler import Clock
+from routerl_jax.training.rollouts import Groups, Rollouts, roll_out
+from routerl_jax.training.stages import ExampleStream
 from tests import tiny
+from tests.training.steps import train_step
 from tests.training.test_rl import KB, make_run
 
 SAMPLES = 4
@@ -82,7 +83,7 @@ def rolled(monkeypatch: pytest.MonkeyPatch, refill: int, questions: int = 30) ->
     monkeypatch.setattr(rollouts_module, "run", driver)
     stage: Any = _Stage(refill, questions)
     engine: Any = _Engine()
-    return roll_out(stage, stage, engine, {}, stage.stream.next(4), 2), rounds, stage
+    return roll_out(stage, stage.stream.next(4), 2, Groups(stage, engine, {})), rounds, stage
 
 
 def questions_of(found: Rollouts, indices: np.ndarray) -> list[str]:
@@ -128,8 +129,8 @@ def test_replaced_groups_are_measured_and_not_learnt_from(
     stage, agent, run_, engine = make_run(tmp_path, "given", learner, refill=1)
     reward = _Stage(1, 30).reward
     stage = dataclasses.replace(stage, reward=reward, stream=_InOrder(30))
-    with (clock := step_module.Clock())("step"):
-        metrics = step_module.train_step(stage, agent, run_, engine, {}, stage.stream.next(4), 0, clock)
+    with (clock := Clock())("step"):
+        metrics = train_step(stage, agent, run_, engine, {}, stage.stream.next(4), 0, clock)
     assert (metrics["rollout/refills"], metrics["rollout/replaced_groups"]) == (1, 2)
     assert metrics["rollout/frac_reward_zero_std"] == pytest.approx(4 / 6)
     assert metrics["reward/total"] == pytest.approx(2 / 24)  # of all that was sampled

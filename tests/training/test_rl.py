@@ -18,11 +18,12 @@ from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl, rollouts
-from routerl_jax.training import step as step_module
+from routerl_jax.training.profiler import Clock
 from routerl_jax.training.run import Run, step_seed
 from routerl_jax.training.setup import build_recipe, make_engine
 from routerl_jax.training.stages import Stages
 from tests import tiny
+from tests.training.steps import train_step
 
 KB = {"text": schema.KnowledgeConfig(), "table": schema.KnowledgeConfig()}
 EXAMPLES = [Example(id=str(i), question="What?", answers=("!",)) for i in range(3)]
@@ -106,8 +107,8 @@ def take_step(
     monkeypatch.setattr(Learner, "update", recorded)
     monkeypatch.setattr(rollouts, "run", driver)
     stage, agent, run_, engine = make_run(workdir, reward, schema.LearnerConfig(micro_tokens=256, **learner))
-    with (clock := step_module.Clock())("step"):
-        metrics = step_module.train_step(stage, agent, run_, engine, {}, EXAMPLES, 3, clock)
+    with (clock := Clock())("step"):
+        metrics = train_step(stage, agent, run_, engine, {}, EXAMPLES, 3, clock)
     assert engine.version == 4
     return metrics, batches
 
@@ -163,8 +164,8 @@ def test_a_stage_that_restarts_does_so_at_its_first_step(
     stage = dataclasses.replace(stage, start=3, restart=True)
     seen = []
     for step in (3, 4):
-        with (clock := step_module.Clock())("step"):
-            step_module.train_step(stage, agent, run_, engine, {}, EXAMPLES, step, clock)
+        with (clock := Clock())("step"):
+            train_step(stage, agent, run_, engine, {}, EXAMPLES, step, clock)
         seen.append(len(restarted))
     assert seen == [1, 1]
 
@@ -256,8 +257,8 @@ def test_a_trivial_reward_rises_and_compiling_ends(tmp_path: pathlib.Path) -> No
     tools = {name: tiny.ScriptedKB(name) for name in KB}
     rows = []
     for step in range(stage.config.steps):
-        with (clock := step_module.Clock())("step"):
-            rows.append(step_module.train_step(stage, agent, run_, engine, tools, EXAMPLES, step, clock))
+        with (clock := Clock())("step"):
+            rows.append(train_step(stage, agent, run_, engine, tools, EXAMPLES, step, clock))
     rewards = [row["reward/total"] for row in rows]
     assert np.mean(rewards[:3]) < 0.6
     assert np.mean(rewards[-3:]) > 0.9

@@ -20,9 +20,8 @@ from routerl_jax.extras.comparison.papers.table import NAMED, RECIPE, agent_rows
 from routerl_jax.parallel.platform import split_cpu
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.controls import control_directory
-from routerl_jax.training.load import load_config
-from routerl_jax.training.run_files import TRAINED
-from routerl_jax.training.writer import read_metrics
+from routerl_jax.training.load import TRAINED, load_config
+from routerl_jax.training.loggers import read_metrics
 
 PASSAGES = (1, 2, 3, 5)  # numbers of documents, or of pages, that a run's policy tries
 QUESTIONS = 128  # that it tries them on
@@ -85,11 +84,13 @@ def _with_trials(measured: Measured, tries: str, trial_rows: Mapping[int, Any]) 
 def _run_trials(workdir: pathlib.Path, tries: str, ks: Sequence[int], limit: int) -> dict[int, Any]:
     """Results of a run's policy with other numbers of documents, or as vanilla RAG with other numbers of pages."""
     from routerl_jax.extras.analysis.trials import Trials
-    from routerl_jax.training import run_files  # heavy: the engine
+    from routerl_jax.training import (
+        load,  # heavy: the engine
+    )
 
-    config = load_config(workdir)
+    config = load.load_config(workdir)
     split_cpu(config.mesh.cpu_devices)
-    trials = Trials(config, workdir, run_files.policy_records(config, workdir)[run_files.TRAINED], limit)
+    trials = Trials(config, workdir, load.policy_records(config, workdir)[load.TRAINED], limit)
     if tries == "pages":
         return trials.pages_at_once(ks)
     return {int(k): row for k, row in trials.top_k(ks).items()}
