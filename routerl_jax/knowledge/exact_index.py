@@ -192,7 +192,9 @@ def _best_of_shards(
     rows = block[0].shape[0] // mesh.size
     local = min(count, rows)
 
-    def best_of_shard(block: tuple[Array, ...], queries_QD: Array, first: Array, total: Array) -> tuple[Array, Array]:
+    def best_of_shard(
+        block: tuple[Array, ...], queries_QD: Array, first: Array | int, total: Array | int
+    ) -> tuple[Array, Array]:
         scores_QR = _products(queries_QD, *block)
         ids_R = first + jax.lax.axis_index("data") * rows + jnp.arange(rows)
         scores_QR = jnp.where(ids_R < total, scores_QR, -jnp.inf)

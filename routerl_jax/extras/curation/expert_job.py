@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.files import write_json_lines
+from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.data.rounds import RecordedRounds, message_row
 from routerl_jax.evaluation.records import PictureFiles
 from routerl_jax.extras.curation import experts
@@ -207,7 +208,9 @@ def _demonstrating(
         config=config,
         planner=Services(planner, opened.tools, config.search_timeout),
         grounder=Services(grounder, {}, config.search_timeout),
-        judge=Batches(lambda episodes: in_thread(lambda: judge(episodes), "judge")) if judge else None,
+        judge=Batches[Episode, Verdict](lambda episodes: in_thread(lambda: judge(episodes), "judge"))
+        if judge
+        else None,
     )
     pictures = PictureFiles(workdir)
     task = protocol.task(agent.max_turns, agent.looks, agent.regions, agent.shows)

@@ -172,6 +172,10 @@ def listing(existing: Collection[str]) -> list[tuple[str, str, str, str, str]]:
     ]
 
 
+def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+
+
 def _packaged(paper: str, file: Mapping[str, Any]) -> Iterator[tuple[str, PaperTable]]:
     """The tables of a paper's file, by name.
 
@@ -185,7 +189,9 @@ def _packaged(paper: str, file: Mapping[str, Any]) -> Iterator[tuple[str, PaperT
         fields = {**file["common"], **fields}
         given = fields.pop("columns")
         knowledge = fields.pop("knowledge", {})
-        settings = {name: Setting(**fields.pop(name)) for name in ("corpus", "retriever", "judge") if name in fields}
+        settings: dict[str, Any] = {
+            name: Setting(**fields.pop(name)) for name in ("corpus", "retriever", "judge") if name in fields
+        }
         yield (
             f"{paper}.{key}",
             PaperTable(
@@ -199,10 +205,7 @@ def _packaged(paper: str, file: Mapping[str, Any]) -> Iterator[tuple[str, PaperT
                     for row in fields.pop("rows")
                 ),
                 policies=tuple(Setting(**file["policies"][name]) for name in fields.pop("policies")),
-                knowledge={
-                    name: KnowledgeConfig(**{key: tuple(v) if isinstance(v, list) else v for key, v in spec.items()})
-                    for name, spec in knowledge.items()
-                },
+                knowledge={name: KnowledgeConfig(**_tuples(spec)) for name, spec in knowledge.items()},
                 **settings,
                 **fields,
             ),
