@@ -21,7 +21,7 @@ from benchmarks import runs as runs_of
 from configs.credit import KINDS
 from configs.quickstart import REWARD
 from routerl_jax.evaluation.figures import COLORS, save_figure
-from routerl_jax.training.writer import read_metrics
+from routerl_jax.training.loggers import read_metrics
 
 WINDOW = 5  # steps that a curve is averaged over
 GOAL = 0.9  # routing accuracy

@@ -35,7 +35,7 @@ from routerl_jax.evaluation.records import read_records
 from routerl_jax.evaluation.report import title
 from routerl_jax.training.controls import control_directory
 from routerl_jax.training.load import load_config
-from routerl_jax.training.writer import read_metrics
+from routerl_jax.training.loggers import read_metrics
 
 Column = tuple[str, str, float, bool]  # key, heading, scale, whether more is better
 _COLUMNS: tuple[Column, ...] = (

@@ -68,8 +68,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.extras.analysis.numbers import analyse, analyse_calibration, analyse_workflows, training_curves
     from routerl_jax.extras.analysis.trials import Trials
     from routerl_jax.extras.comparison.papers.known import FIGURE_HEADINGS, listing
-    from routerl_jax.training import run_files
-    from routerl_jax.training.load import load_config
+    from routerl_jax.training import load
 
     if "help" in FLAGS.figures:
         print_listing("figures", FIGURE_HEADINGS, listing())
@@ -85,21 +84,21 @@ def main(_: Sequence[str]) -> None:
         )
     ks, retrievers = [_number(k) for k in FLAGS.top_k if k], [name for name in FLAGS.retrievers if name]
     workdir = pathlib.Path(FLAGS.workdir)
-    config = load_config(workdir)
+    config = load.load_config(workdir)
     split_cpu(config.mesh.cpu_devices)
     output = pathlib.Path(FLAGS.output or workdir / "analysis")
     check_writable("--output" if FLAGS.output else "--workdir", output)
-    normalizer, budgets = config.evaluation.normalizer, run_files.search_budgets(config)
-    policies = run_files.policy_records(config, workdir)
-    policy_table = analyse(policies, normalizer, budgets[run_files.TRAINED])
-    workflows = analyse_workflows(run_files.workflow_records(config, workdir), normalizer, budgets)
-    rows = run_files.training_rows(config, workdir)
-    trials = Trials(config, workdir, policies[run_files.TRAINED], FLAGS.limit)
+    normalizer, budgets = config.evaluation.normalizer, load.search_budgets(config)
+    policies = load.policy_records(config, workdir)
+    policy_table = analyse(policies, normalizer, budgets[load.TRAINED])
+    workflows = analyse_workflows(load.workflow_records(config, workdir), normalizer, budgets)
+    rows = load.training_rows(config, workdir)
+    trials = Trials(config, workdir, policies[load.TRAINED], FLAGS.limit)
     analysis: dict[str, Any] = {
         "policies": _named(policy_table, config),
         "workflows": {name: _named(table_of_policy, config) for name, table_of_policy in workflows.items()},
         "calibration": analyse_calibration(
-            run_files.kept_calibration(workdir), config.evaluation.calibration.penalty, policy_table[run_files.TRAINED]
+            load.kept_calibration(workdir), config.evaluation.calibration.penalty, policy_table[load.TRAINED]
         ),
         "training": _named(training_curves(rows), config),
         "retrievers": trials.retrievers(retrievers),
@@ -108,8 +107,8 @@ def main(_: Sequence[str]) -> None:
     }
     output.mkdir(parents=True, exist_ok=True)
     (output / "analysis.json").write_text(json.dumps(analysis, indent=2) + "\n")
-    before, after = (config.evaluation.names.get(name, name) for name in (run_files.START, run_files.TRAINED))
-    analysis_figure(analysis, output / "analysis.png", rows[run_files.TRAINED], policy=after, start=before)
+    before, after = (config.evaluation.names.get(name, name) for name in (load.START, load.TRAINED))
+    analysis_figure(analysis, output / "analysis.png", rows[load.TRAINED], policy=after, start=before)
     sections = {name: analysis[name] for name in ("policies", "retrievers", "top_k", "single_mode")}
     _print(sections | analysis["workflows"])
     print(f"numbers: {output / 'analysis.json'}   figures: {output / 'analysis.png'}")

@@ -239,6 +239,8 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     from routerl_jax.services.judge import settings_that_count
     from routerl_jax.services.policy import ChatModel
     from routerl_jax.training import setup
+    from routerl_jax.training.health import tool_counts, tool_results, tool_table
+    from routerl_jax.training.knowledge import check_snapshot
     from routerl_jax.training.load import load_config, load_policy
     from routerl_jax.training.setup import (
         build_judge,
@@ -251,8 +253,6 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
         open_knowledge,
         take_examples,
     )
-    from routerl_jax.training.snapshots import check_snapshot
-    from routerl_jax.training.tool_counts import tool_counts, tool_results, tool_table
 
     if FLAGS.benchmarks or FLAGS.report or FLAGS.finished:
         raise ValueError(

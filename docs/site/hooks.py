@@ -49,7 +49,6 @@ REFERENCE = (
     "evaluation",
     "training.config",
     "training.knowledge",
-    "training.learner_config",
     "training.sections",
     "training.loggers",
     "training.rl",

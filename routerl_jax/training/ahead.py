@@ -23,8 +23,8 @@ from absl import logging
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.core.safe_pickle import dumps, loads
 from routerl_jax.engine.engine import Engine
-from routerl_jax.training.clock import Clock
 from routerl_jax.training.partial import PartialRollouts
+from routerl_jax.training.profiler import Clock
 from routerl_jax.training.rollouts import Rollouts, roll_out
 from routerl_jax.training.run import Run
 from routerl_jax.training.stages import RunStage, Stages

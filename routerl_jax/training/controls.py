@@ -27,11 +27,11 @@ from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.training.config import CalibrationConfig, TrainConfig
 from routerl_jax.training.demonstrations import check_demonstrations
 from routerl_jax.training.evaluation import check_names
+from routerl_jax.training.knowledge import shared_snapshot
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe, evaluated_agent, headline
-from routerl_jax.training.snapshots import shared_snapshot
+from routerl_jax.training.sft import started
 from routerl_jax.training.stages import Stages
-from routerl_jax.training.warm_start import started
 
 
 def control_directory(workdir: pathlib.Path, name: str) -> pathlib.Path:

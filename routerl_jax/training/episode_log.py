@@ -13,7 +13,7 @@ from routerl_jax.core.types import Episode
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.evaluation.records import write_records
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.credit.assign import Credit
+from routerl_jax.training.credit import Credit
 
 _DIGITS = 4  # of log-probabilities and advantages in a record
 

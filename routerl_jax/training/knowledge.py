@@ -1,25 +1,30 @@
 """The knowledge bases of a run: existing ones are opened, missing ones are built, and hybrid ones join others. Also users' own
-tools, which a function named in the configuration makes."""
+tools, which a function named in the configuration makes; the schemas of all of them, for policies that call functions; and
+snapshots of the web."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import itertools
 import json
 import pathlib
+import shutil
 import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.request import Request
-from routerl_jax.core.buckets import fetched, in_bucket
+from routerl_jax.core.buckets import fetched, in_bucket, path_of, url_of
 from routerl_jax.core.cache_directory import cache_directory
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.registry import Registry
+from routerl_jax.core.tool_schema import ToolSchema, kb_schema
 from routerl_jax.core.types import Query, TextAndImage
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.knowledge.base import KnowledgeBase
@@ -28,16 +33,17 @@ from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import resolved_encoder
 from routerl_jax.knowledge.index import AUTO, has_scann
 from routerl_jax.knowledge.reranked import RerankedKB, shared_reranker
-from routerl_jax.knowledge.store import MANIFEST, Store, built_at
+from routerl_jax.knowledge.store import MANIFEST, Manifest, Store, built_at
 from routerl_jax.knowledge.web.build import open_web
 from routerl_jax.knowledge.web.config import SnapshotConfig
 from routerl_jax.knowledge.web.kb import WebKB
+from routerl_jax.knowledge.web.snapshot import MANIFEST as RECORDED
+from routerl_jax.knowledge.web.snapshot import holds_records
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import mirrored
 from routerl_jax.services.background import run_coroutine
 from routerl_jax.training.atlas_sources import ATLAS, atlas_passages, atlas_triples, shows_pages, written_passages
-from routerl_jax.training.config import KnowledgeConfig, TrainConfig
-from routerl_jax.training.snapshots import snapshots
+from routerl_jax.training.config import KnowledgeConfig, TrainConfig, WebSnapshotConfig
 
 _PAGED = ("ocr", "pages")  # kinds that show pages
 TOOL = "tool"
@@ -469,3 +475,142 @@ def content_sha256(path: pathlib.Path) -> str:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     digests = [[str(file.relative_to(path)), file_sha256(file)] for file in files]
     return hashlib.sha256(json.dumps(digests).encode()).hexdigest() if digests else ""
+
+
+def tool_schemas(knowledge: Mapping[str, KnowledgeConfig]) -> dict[str, ToolSchema]:
+    """A schema for each knowledge base, from its name and config.knowledge.NAME.description.
+
+    A tool with an attribute `schema` has its own; McpTool asks its server for it. A function that makes tools must name their
+    class in its return annotation.
+
+    Raises:
+      ValueError: a tool with a schema of its own can't be made, or its schema is no ToolSchema.
+    """
+    schemas: dict[str, ToolSchema] = {}
+    for name, spec in knowledge.items():
+        schema = kb_schema(name, spec.description)
+        if spec.kind == TOOL and _has_schema(tool_factory(name, spec)):
+            own = _own_schema(name, json.dumps(dataclasses.asdict(spec), sort_keys=True))
+            schema = dataclasses.replace(own, description=spec.description or own.description)
+        if schema.name in {
+            existing.name for existing in schemas.values()
+        }:  # two servers may have tools of the same name
+            schema = dataclasses.replace(schema, name=f"{kb_schema(name).name}_{schema.name}")
+        schemas[name] = schema
+    return schemas
+
+
+def _has_schema(factory: Callable[..., Any]) -> bool:
+    """True if the objects that a class or function makes have a schema, according to its annotation."""
+    if inspect.isclass(factory):
+        return hasattr(factory, "schema")
+    try:
+        return hasattr(typing.get_type_hints(factory).get("return"), "schema")
+    except (NameError, TypeError):  # annotations that only a type checker can resolve
+        return False
+
+
+@functools.lru_cache(64)
+def _own_schema(name: str, spec: str) -> ToolSchema:
+    """The schema of a tool with this configuration (JSON). Each tool is made once per process."""
+    tool: Any = make_tool(name, from_config_dict(KnowledgeConfig, json.loads(spec), f"config.knowledge.{name}"))
+    try:
+        schema = tool.schema
+    finally:
+        if close := getattr(tool, "close", None):
+            close()
+    if not isinstance(schema, ToolSchema):
+        raise ValueError(
+            f"config.knowledge.{name}: its schema is a {type(schema).__name__}; give a core.tool_schema.ToolSchema"
+        )
+    return schema
+
+
+def snapshots(config: TrainConfig, workdir: pathlib.Path | None) -> dict[str, SnapshotConfig]:
+    """The snapshot of every web knowledge base of a run, by name; {} if the run has no snapshot.
+
+    Args:
+      workdir: the run's directory; may be None if config.snapshot names a directory.
+    """
+    mode, directory = config.snapshot.mode, config.snapshot.directory
+    if not mode:
+        if directory:
+            raise ValueError(
+                f"config.snapshot.directory={directory!r} without config.snapshot.mode: say record, auto or replay"
+            )
+        return {}
+    names = _web_names(config.knowledge)
+    if not names:
+        raise ValueError(
+            f"config.snapshot.mode={mode!r}: none of config.knowledge is a web knowledge base ({', '.join(config.knowledge)}); "
+            "leave it out"
+        )
+    root = _root(config, workdir)
+    # A run's snapshot is started once (check_snapshot); all later processes, sessions and evaluations continue it.
+    how = "replay" if mode == "replay" else "auto"
+    return {name: SnapshotConfig(directory=str(root / name), mode=how) for name in names}
+
+
+def check_snapshot(config: TrainConfig, workdir: pathlib.Path, *, resume: bool) -> None:
+    """Checks that the run can be recorded or replayed. The main process checks, and all get the result (a collective call).
+
+    Args:
+      resume: continue an existing snapshot.
+
+    Raises:
+      ValueError: a directory is given without a mode; the run has no web knowledge base; there is no snapshot to replay; or
+        there already is one where a new one is to be recorded.
+    """
+    multihost.on_main(lambda: _check(config, workdir, resume))
+
+
+def shared_snapshot(config: TrainConfig, workdir: pathlib.Path) -> WebSnapshotConfig:
+    """config.snapshot for a warm start or a control, which has its own workdir but uses the run's snapshot."""
+    if not config.snapshot.mode:
+        return config.snapshot
+    return dataclasses.replace(config.snapshot, directory=url_of(_root(config, workdir).resolve()))
+
+
+def _check(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
+    for name, spec in snapshots(config, workdir).items():
+        directory = pathlib.Path(spec.directory)
+        if spec.mode == "replay" and not (directory / RECORDED).is_file():
+            deeper = directory.parent / "snapshot"
+            hint = f"; did you mean config.snapshot.directory={str(deeper)!r}?" if deeper.is_dir() else ""
+            raise ValueError(
+                f"config.snapshot.mode='replay': {directory} holds no snapshot of the knowledge base {name!r}. Record one "
+                f"(config.snapshot.mode='auto'), or say in config.snapshot.directory where it lies{hint}"
+            )
+        if config.snapshot.mode == "record" and not resume and (directory / RECORDED).is_file():
+            if holds_records(directory):
+                raise ValueError(
+                    f"config.snapshot.mode='record': {directory} holds a snapshot already. Go on with it "
+                    "(config.snapshot.mode='auto', or --resume), or use another --workdir"
+                )
+            shutil.rmtree(directory)  # left by a run that was refused before it began, perhaps with other settings
+
+
+def _root(config: TrainConfig, workdir: pathlib.Path | None) -> pathlib.Path:
+    directory = config.snapshot.directory
+    if in_bucket(directory):
+        if (path := path_of(directory)) is None and config.snapshot.mode != "replay":
+            raise ValueError(
+                f"config.snapshot.directory={directory}: a snapshot in a bucket can be replayed alone; leave it out to record "
+                "into the --workdir, or give a directory on this machine"
+            )
+        return path or fetched(directory)
+    if directory:
+        return pathlib.Path(directory).expanduser()
+    if workdir is None:
+        raise ValueError(f"config.snapshot.mode={config.snapshot.mode!r} needs config.snapshot.directory here")
+    return workdir / "snapshot"
+
+
+def _web_names(knowledge: Mapping[str, KnowledgeConfig]) -> list[str]:
+    names = []
+    for name, spec in knowledge.items():
+        if spec.directory and (directory := built_at(spec.directory)):
+            with naming(f"config.knowledge.{name}"):
+                if Manifest.read(directory).kind == "web":
+                    names.append(name)
+    return names

@@ -1,4 +1,5 @@
-"""Loggers of metrics besides metrics.jsonl, by the names that config.log takes: TensorBoard, Weights & Biases, or your own.
+"""The metrics of a run: metrics.jsonl, one row per step, and the loggers that config.log names: TensorBoard, Weights & Biases,
+or your own.
 
 metrics.jsonl is the authority: for a resumed run, a logger gets the rows that are in it.
 """
@@ -7,6 +8,8 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import json
+import math
 import pathlib
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,6 +18,7 @@ from typing import Any
 from absl import logging
 
 from routerl_jax.core.config import naming
+from routerl_jax.core.files import read_json_lines, write_json_lines
 from routerl_jax.core.packages import needs
 from routerl_jax.core.registry import Registry
 
@@ -156,3 +160,66 @@ _OFFLINE = "Without a network set WANDB_MODE=offline, and `wandb sync` what is i
 def scalars_of(row: Mapping[str, Any]) -> dict[str, float]:
     """The metrics of a row of metrics.jsonl that are numbers."""
     return {name: value for name, value in row.items() if name != "step" and isinstance(value, int | float)}
+
+
+class MetricWriter:
+    """Appends metrics to `workdir/metrics.jsonl`, and passes them to loggers.
+
+    Args:
+      workdir: the run's directory.
+      resume_at: rows of this step and later are dropped first (a resumed run writes them again).
+      enabled: False on processes that must not write.
+      log: names of loggers (`LOGGERS`).
+      config: the run's configuration, for the loggers.
+    """
+
+    def __init__(
+        self,
+        workdir: pathlib.Path,
+        resume_at: int = 0,
+        enabled: bool = True,
+        log: Sequence[str] = (),
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path = workdir / "metrics.jsonl"
+        self._enabled = enabled
+        self._loggers: list[Logger] = []
+        if not enabled:
+            return
+        rows = [row for row in read_metrics(workdir) if row["step"] < resume_at]
+        write_json_lines(self.path, rows)
+        self._file = self.path.open("a", encoding="utf-8")
+        self._loggers = [LOGGERS.get(name)(workdir, rows, config or {}) for name in log]
+
+    def write(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Writes one step's metrics. Values that are not finite are written as null and logged."""
+        if not self._enabled:
+            return
+        row: dict[str, Any] = {"step": step}
+        for name, value in metrics.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                logging.warning("metric %s is %s at step %d", name, value, step)
+                value = None
+            row[name] = value
+        self._file.write(json.dumps(row) + "\n")
+        self._file.flush()
+        for logger in self._loggers:
+            logger.write(step, scalars_of(row))
+
+    def close(self) -> None:
+        if self._enabled:
+            self._file.close()
+            for logger in self._loggers:
+                logger.close()
+
+
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+    """All rows of a workdir's metrics.jsonl. An incomplete last line (from a killed run) is left out.
+
+    Raises:
+      ValueError: another line is not JSON; names it.
+    """
+    path = workdir / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    return list(read_json_lines(path))

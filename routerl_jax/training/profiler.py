@@ -1,4 +1,5 @@
-"""config.profile: traces some steps with JAX's profiler, and prints a table of the longest events."""
+"""Where the time of a run goes: seconds by part (`Clock`), and config.profile, which traces some steps with JAX's profiler and
+prints a table of the longest events."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import dataclasses
 import io
 import pathlib
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from routerl_jax.core.files import write_atomic
+from routerl_jax.core.progress import waiting
 from routerl_jax.core.text import counted
 from routerl_jax.parallel import multihost
-from routerl_jax.training.clock import PART
 
 _LONGEST = 10  # rows of a table
 _SHOWN = 70  # characters of a name
@@ -246,3 +248,27 @@ def _with_own_time(events: Sequence[_Event]) -> Iterator[tuple[_Event, float]]:
             own[open_[-1]] -= min(event.duration, outer.start + outer.duration - event.start)
         open_.append(i)
     yield from zip(ordered, own)
+
+
+PART = "part"  # marks what is a part of a step in a trace
+
+
+class Clock:
+    """Adds up seconds by name. The bar that is shown names what is under way, and a profile has the same names."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Adds seconds that were measured elsewhere."""
+        for name, value in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + value
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            with waiting(name.replace("_", " ")), jax.profiler.TraceAnnotation(name, **{PART: 1}):
+                yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

@@ -29,20 +29,31 @@ from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.services.judge import settings_that_count
 from routerl_jax.training.ahead import Ahead
-from routerl_jax.training.calibration import calibration, check_calibration
-from routerl_jax.training.clock import Clock
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.contamination import check_gold_paths, check_overlap
 from routerl_jax.training.controls import check_controls, fork, run_controls
-from routerl_jax.training.credit.assign import NotFinite
-from routerl_jax.training.evaluation import before_agents, check_names, evaluation_questions, save_table, saved_tables
-from routerl_jax.training.health import memory_metrics
-from routerl_jax.training.inputs import check_inputs, keep_inputs
-from routerl_jax.training.knowledge import check_knowledge, check_sources_differ, try_sources
-from routerl_jax.training.loggers import require_log
+from routerl_jax.training.credit import NotFinite
+from routerl_jax.training.evaluation import (
+    before_agents,
+    calibration,
+    check_calibration,
+    check_names,
+    evaluation_questions,
+    save_table,
+    saved_tables,
+)
+from routerl_jax.training.health import (
+    memory_metrics,
+    of_all_processes,
+    together,
+    tool_counts,
+    tool_results,
+    tool_table,
+)
+from routerl_jax.training.inputs import check_gold_paths, check_inputs, check_overlap, keep_inputs
+from routerl_jax.training.knowledge import check_knowledge, check_snapshot, check_sources_differ, try_sources
+from routerl_jax.training.loggers import read_metrics, require_log
 from routerl_jax.training.partial import PartialRollouts
-from routerl_jax.training.passes import count_steps
-from routerl_jax.training.profiler import Profiler, profiled_steps
+from routerl_jax.training.profiler import Clock, Profiler, profiled_steps
 from routerl_jax.training.run import Run, check_context, check_workdir
 from routerl_jax.training.setup import (
     build_judge,
@@ -58,13 +69,10 @@ from routerl_jax.training.setup import (
     open_knowledge,
     with_judge,
 )
-from routerl_jax.training.snapshots import check_snapshot
-from routerl_jax.training.stages import RunStage, Stages
+from routerl_jax.training.sft import warm_start
+from routerl_jax.training.stages import RunStage, Stages, count_steps
 from routerl_jax.training.step import train_step
-from routerl_jax.training.tool_counts import of_all_processes, together, tool_counts, tool_results, tool_table
-from routerl_jax.training.warm_start import warm_start
 from routerl_jax.training.watch import Alarm, RunStopped, Watch
-from routerl_jax.training.writer import read_metrics
 
 _ESTIMATED_AFTER = 10  # steps before the remaining time is estimated
 _TRIED = 64  # questions for the check that prompts fit into a conversation

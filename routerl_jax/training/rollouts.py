@@ -15,11 +15,11 @@ from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.engine.streams import EngineStats
 from routerl_jax.learning.advantages import groups_without_signal
-from routerl_jax.training.clock import Clock
+from routerl_jax.training.health import tool_counts, tool_metrics
 from routerl_jax.training.partial import PartialRollouts
+from routerl_jax.training.profiler import Clock
 from routerl_jax.training.run import step_seed
 from routerl_jax.training.stages import RunStage
-from routerl_jax.training.tool_counts import tool_counts, tool_metrics
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -33,9 +33,9 @@ from routerl_jax.parallel.mirrors import send
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.services.judge import settings_that_count
 from routerl_jax.training.config import TrainConfig, kept_config
-from routerl_jax.training.credit.assign import NotFinite
+from routerl_jax.training.credit import NotFinite
+from routerl_jax.training.loggers import MetricWriter
 from routerl_jax.training.sections import SEARCHED
-from routerl_jax.training.writer import MetricWriter
 
 # Settings that fit a run into memory. They change its results by rounding alone, so a run may be resumed with others.
 _MEMORY = {"engine": ("rows",), "learner": ("micro_tokens", "remat")}

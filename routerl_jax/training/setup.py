@@ -33,9 +33,8 @@ from routerl_jax.recipes.recipe import Recipe, Stage
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.services.judge import ModelJudge, open_judge
 from routerl_jax.training.config import AgentConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
-from routerl_jax.training.credit.kinds import credit_named
-from routerl_jax.training.knowledge import open_knowledge
-from routerl_jax.training.tool_schemas import tool_schemas
+from routerl_jax.training.credit import credit_named
+from routerl_jax.training.knowledge import open_knowledge, tool_schemas
 
 __all__ = [
     "build_judge",

@@ -1,9 +1,18 @@
-"""The stages of a run, each with its reward, its settings and its questions."""
+"""The stages of a run, each with its reward, its settings and its questions.
+
+`ExampleStream` shuffles the questions, and its position is part of the checkpoint. `count_steps` counts the steps of stages
+whose length is given in passes over their questions.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, cast
+
+import grain.python as grain
+from absl import logging
 
 from routerl_jax.core.types import Example
 from routerl_jax.data.overlap import examples_of
@@ -12,7 +21,6 @@ from routerl_jax.data.trajectories import check_retrievers
 from routerl_jax.recipes.recipe import Recipe, Reward
 from routerl_jax.rewards.retrieval import gold_passages_of
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.setup import open_examples
 
 
@@ -117,3 +125,146 @@ def _updates(config: TrainConfig, recipe: Recipe, step: int) -> int:
     end = min((start for start in restarts if step < start < config.steps), default=config.steps)
     minibatches = {stage.start: config.in_stage(stage.name).learner.minibatches for stage in recipe.stages}
     return sum(minibatches[max(start for start in minibatches if start <= i)] for i in range(begin, end))
+
+
+def count_steps(config: TrainConfig) -> TrainConfig:
+    """The run with `steps` instead of `data.epochs`, and with each stage's `start` instead of `after`.
+
+    A stage of E passes over N questions, with n questions per step, has E N / n steps, rounded up: the last step is filled with
+    questions of a further pass. Stages on the same questions continue them where the stage before stopped.
+
+    Raises:
+      ValueError: stages follow each other in a circle, the last stage has no epochs, or a stage does not start exactly when the
+        passes of the stage before it end.
+    """
+    if not config.uncounted:
+        return config
+    starts: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    waiting = dict(config.stages)
+    while waiting:
+        name = next((name for name, stage in waiting.items() if not stage.after or stage.after in ends), None)
+        if name is None:
+            raise ValueError(f"config.stages: {', '.join(waiting)} begin after each other, and none begins first")
+        stage = waiting.pop(name)
+        starts[name] = ends[stage.after] if stage.after else stage.start
+        if name in config.uncounted:
+            ends[name] = starts[name] + _steps(config, name)
+    order = sorted(starts, key=lambda name: starts[name])
+    for first, second in itertools.pairwise(order):
+        if ends.get(first, starts[second]) != starts[second]:
+            raise ValueError(
+                f"config.stages.{second} begins at step {starts[second]}, and the passes of {first!r} before it end at "
+                f"{ends[first]}: give config.stages.{second}.after={first!r} in the place of start, or {first!r} data.epochs=0"
+            )
+    if order[-1] not in ends:
+        raise ValueError(
+            f"config.stages.{order[-1]} is the last stage, and without data.epochs it has no end: give it some, or give no "
+            "stage any, and config.steps"
+        )
+    stages = {
+        name: dataclasses.replace(
+            stage, start=starts[name], after="", data={key: v for key, v in stage.data.items() if key != "epochs"}
+        )
+        for name, stage in config.stages.items()
+    }
+    data = dataclasses.replace(config.data, epochs=0)
+    return dataclasses.replace(config, steps=ends[order[-1]], stages=stages, data=data)
+
+
+def _steps(config: TrainConfig, name: str) -> int:
+    settings = config.in_stage(name)
+    data, examples = settings.data, settings.rollout.examples
+    questions = len(open_examples(data.train, data.train_range, "config.data.train"))
+    steps = -(-data.epochs * questions // examples)
+    logging.info(
+        "stage %r: %d passes over %d questions, %d in a step: %d steps", name, data.epochs, questions, examples, steps
+    )
+    return steps
+
+
+class ExampleStream:
+    """Endless shuffled batches of distinct examples. Each pass has every example once, in its own order.
+
+    If a pass ends within a batch, the batch is filled from the next pass. An example that would then be in the batch twice is
+    deferred to the batch after it, so that it still comes once per pass. Batches may differ in size.
+
+    Args:
+      source: examples with random access.
+      seed: seed of the shuffle.
+    """
+
+    def __init__(self, source: ExampleSource, seed: int) -> None:
+        self._source = source
+        self._order = grain.MapDataset.source(_Indices(len(source))).seed(seed).shuffle().repeat()
+        self._position = 0
+        self._put_off: list[int] = []  # deferred examples of the present pass
+
+    def check(self, count: int, under_way: int = 0) -> None:
+        """Checks that the source has enough examples for a batch of this size besides those that are under way.
+
+        Raises:
+          ValueError: the source has fewer examples.
+        """
+        if len(self._source) < count + under_way:
+            beside = f" and config.rollout.partial={under_way} together" if under_way else ""
+            raise ValueError(
+                f"the training data has {len(self._source)} examples, fewer than config.rollout.examples={count}{beside}"
+            )
+
+    def next(self, count: int, under_way: Collection[str] = ()) -> list[Example]:
+        """The next batch.
+
+        Args:
+          under_way: ids of examples of earlier batches that are still worked on; they are deferred like those that would be in
+            the batch twice.
+
+        Raises:
+          ValueError: the source has fewer examples.
+        """
+        self.check(count, len(under_way))
+        chosen: list[int] = []
+        deferred, self._put_off = self._put_off, []
+        order = cast(Sequence[int], self._order)  # grain's elements are only None where something is filtered out
+        while deferred or len(chosen) < count:
+            if deferred:
+                index = deferred.pop(0)
+            else:
+                index = order[self._position]
+                self._position += 1
+            now = len(chosen) < count and index not in chosen
+            if now and under_way:
+                now = self._source[index].id not in under_way
+            (chosen if now else self._put_off).append(index)
+        return [self._source[index] for index in chosen]
+
+    def first(self, count: int) -> Iterator[Example]:
+        """The first examples of the source, at most `count`, whatever the position."""
+        return (self._source[i] for i in range(min(count, len(self._source))))
+
+    def state(self) -> dict[str, Any]:
+        """The position, as JSON-serialisable data."""
+        return {"position": self._position, "put_off": self._put_off}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Moves to a saved position."""
+        if "position" not in state:
+            raise ValueError(
+                "the checkpoint is of an earlier version of routerl_jax, whose order of questions is kept otherwise"
+            )
+        self._position, self._put_off = state["position"], list(state.get("put_off", []))
+
+
+class _Indices:
+    """0, 1, 2, ...: grain shuffles indices, and examples are fetched when their batch is due."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> int:
+        if not 0 <= index < self._size:
+            raise IndexError(index)
+        return index

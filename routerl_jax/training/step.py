@@ -14,18 +14,19 @@ from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.streams import EngineStats
 from routerl_jax.learning.batch import BatchIndex
 from routerl_jax.parallel import multihost
-from routerl_jax.training.clock import Clock
-from routerl_jax.training.credit.assign import (
+from routerl_jax.training.credit import (
     NO_ADVANTAGE,
     Credit,
     assign,
     attempts_of,
+    correct,
+    corrects,
     portions,
     sequences_of,
+    with_logprobs,
 )
-from routerl_jax.training.credit.forks import sample_branches
-from routerl_jax.training.credit.off_policy import correct, corrects, with_logprobs
 from routerl_jax.training.episode_log import log_episodes
+from routerl_jax.training.fork_credit import sample_branches
 from routerl_jax.training.health import (
     gap_metrics,
     memory_metrics,
@@ -36,6 +37,7 @@ from routerl_jax.training.health import (
     why_no_signal,
 )
 from routerl_jax.training.partial import PartialRollouts
+from routerl_jax.training.profiler import Clock
 from routerl_jax.training.rollouts import Rollouts, roll_out
 from routerl_jax.training.run import Run
 from routerl_jax.training.stages import RunStage

@@ -15,7 +15,7 @@ from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.services.policy import ChatModel
 from routerl_jax.training.config import LearnerConfig
-from routerl_jax.training.credit.assign import assign
+from routerl_jax.training.credit import assign
 from tests import tiny
 from tests.agents.scripted import ScriptedEngine
 from tests.engine.reference import logprobs

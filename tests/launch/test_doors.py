@@ -14,7 +14,7 @@ from routerl_jax.core.types import Passage
 from routerl_jax.data.atlas import world
 from routerl_jax.data.atlas.questions import real_questions
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.training import data  # noqa: F401 - grain's flags would else go with those of the first refusal
+from routerl_jax.training import stages  # noqa: F401 - grain's flags would else go with those of the first refusal
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import open_knowledge_bases
 from tests.knowledge.test_mcp import command
@@ -365,7 +365,7 @@ LEARNING = """
     import numpy as np
 
     from routerl_jax.learning.advantages import advantage
-    from routerl_jax.training.credit.kinds import TokenCredit
+    from routerl_jax.training.credit import TokenCredit
 
 
     @advantage(grouped=False, whitened=True)

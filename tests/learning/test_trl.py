@@ -20,7 +20,7 @@ from routerl_jax.learning.logprobs import Scores
 from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig, objective
 from routerl_jax.training.config import LearnerConfig
-from routerl_jax.training.credit.assign import assign
+from routerl_jax.training.credit import assign
 
 torch = pytest.importorskip("torch", reason="torch is not installed (the extra dev)")
 pytest.importorskip("trl", reason="TRL is not installed (the extra dev)", exc_type=ImportError)

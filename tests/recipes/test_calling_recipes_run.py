@@ -26,7 +26,7 @@ from routerl_jax.recipes.vrag_rl.rewards import reward
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl, sft
 from routerl_jax.training.demonstrations import Demonstrations, Shuffled, Worked
-from routerl_jax.training.writer import read_metrics
+from routerl_jax.training.loggers import read_metrics
 from tests import seeing
 from tests.agents import chat_templates as templates
 

@@ -14,8 +14,8 @@ from routerl_jax.core.config import from_config_dict
 from routerl_jax.models.published import PUBLISHED
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.passes import count_steps
 from routerl_jax.training.setup import build_recipe
+from routerl_jax.training.stages import count_steps
 
 VARIANTS = vrag_rl_qwen25_vl_7b.VARIANTS
 

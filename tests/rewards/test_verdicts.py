@@ -16,7 +16,7 @@ from routerl_jax.evaluation.records import episode_of, episode_record
 from routerl_jax.evaluation.report import rows
 from routerl_jax.rewards.terms import RewardFunction, StepTerm, TurnTerm, judged
 from routerl_jax.training.config import LearnerConfig
-from routerl_jax.training.credit.assign import assign
+from routerl_jax.training.credit import assign
 from tests.training.test_credit import SHORT
 
 RIGHT, WRONG = Verdict(kind="right", counts=1.0), Verdict(kind="wrong", counts=0.0)

@@ -42,7 +42,7 @@ from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.services import faults
 from routerl_jax.services.cache import LayeredCache, MemoryCache, SqliteCache
 from routerl_jax.services.policy import ChatModel
-from routerl_jax.training.credit.assign import sequences_of
+from routerl_jax.training.credit import sequences_of
 from tests import seeing, tiny
 from tests.web_servers import Chats, http_error, refused_by_openai, serving
 

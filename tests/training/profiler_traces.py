@@ -16,10 +16,9 @@ import pytest
 
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
-from routerl_jax.training.clock import Clock
-from routerl_jax.training.profiler import Profiler, report
+from routerl_jax.training.loggers import read_metrics
+from routerl_jax.training.profiler import Clock, Profiler, report
 from routerl_jax.training.rl import train_rl
-from routerl_jax.training.writer import read_metrics
 from tests.programs import ROOT
 from tests.training.small_run import make_config, make_sft_config
 

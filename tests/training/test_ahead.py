@@ -18,7 +18,7 @@ from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training import ahead as ahead_module
 from routerl_jax.training import config as schema
 from routerl_jax.training.ahead import Ahead
-from routerl_jax.training.clock import Clock
+from routerl_jax.training.profiler import Clock
 from routerl_jax.training.rollouts import roll_out
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe, check_engine_devices, engine_mesh, make_engine

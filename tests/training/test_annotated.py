@@ -20,7 +20,7 @@ from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.knowledge import open_knowledge
 from routerl_jax.training.run import check_workdir
 from routerl_jax.training.setup import build_recipe
-from routerl_jax.training.warm_start import supervised
+from routerl_jax.training.sft import supervised
 from tests.programs import two_processes
 from tests.training.small_run import make_sft_config, write_rows
 

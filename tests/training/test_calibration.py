@@ -2,8 +2,8 @@
 
 import pytest
 
-from routerl_jax.training.calibration import calibration, check_calibration
 from routerl_jax.training.config import CalibrationConfig, EvaluationConfig
+from routerl_jax.training.evaluation import calibration, check_calibration
 
 ASKED = CalibrationConfig(kind="search_free", penalty=0.1)
 

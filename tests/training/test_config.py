@@ -53,13 +53,13 @@ from routerl_jax.services.load import chat_model
 from routerl_jax.services.policy import ChatModel
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
-from routerl_jax.training.calibration import calibration, check_calibration
-from routerl_jax.training.credit.assign import assign
+from routerl_jax.training.credit import assign
 from routerl_jax.training.demonstrations import open_demonstrations
+from routerl_jax.training.evaluation import calibration, check_calibration
 from routerl_jax.training.knowledge import open_knowledge_bases
-from routerl_jax.training.passes import count_steps
 from routerl_jax.training.setup import build_policy, build_recipe, evaluated_agent, headline
-from routerl_jax.training.warm_start import supervised
+from routerl_jax.training.sft import supervised
+from routerl_jax.training.stages import count_steps
 from tests.knowledge.test_reranked import made
 from tests.programs import launch_here, write_config
 from tests.training import test_fork_credit

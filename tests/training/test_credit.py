@@ -10,8 +10,7 @@ from routerl_jax.core.types import Action, Episode, Example, Sequence, Turn
 from routerl_jax.learning.advantages import ADVANTAGES
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.training.config import LearnerConfig
-from routerl_jax.training.credit.assign import assign, portions, sequences_of
-from routerl_jax.training.credit.off_policy import correct, with_logprobs
+from routerl_jax.training.credit import assign, correct, portions, sequences_of, with_logprobs
 from tests.learning import equations
 
 GROUPS = np.asarray([4, 4, 9, 9])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from routerl_jax.core.types import Example
-from routerl_jax.training.data import ExampleStream
+from routerl_jax.training.stages import ExampleStream
 
 
 class Source:

@@ -9,7 +9,7 @@ import pytest
 
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.training.credit.assign import Credit
+from routerl_jax.training.credit import Credit
 from routerl_jax.training.episode_log import log_episodes, token_texts
 from tests.training.small_policy import small_policy
 

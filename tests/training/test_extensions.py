@@ -19,10 +19,10 @@ from routerl_jax.recipes.search import stages_of
 from routerl_jax.rewards.terms import TurnTerm
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl
-from routerl_jax.training.contamination import check_gold_paths
+from routerl_jax.training.inputs import check_gold_paths
+from routerl_jax.training.loggers import read_metrics
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.stages import Stages
-from routerl_jax.training.writer import read_metrics
 from tests.training.small_run import make_config
 
 

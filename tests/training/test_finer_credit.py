@@ -17,7 +17,7 @@ from routerl_jax.knowledge import encoders
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl
-from routerl_jax.training.writer import read_metrics
+from routerl_jax.training.loggers import read_metrics
 from tests.training.small_run import make_config, write_rows
 
 

@@ -18,8 +18,8 @@ from routerl_jax.training.config import (
     RolloutConfig,
     TrainConfig,
 )
-from routerl_jax.training.credit.assign import Credit, assign, sequences_of
-from routerl_jax.training.credit.forks import fork_metrics, sample_branches, trees
+from routerl_jax.training.credit import Credit, assign, sequences_of
+from routerl_jax.training.fork_credit import fork_metrics, sample_branches, trees
 
 HALF = np.log(0.5)
 

@@ -15,7 +15,7 @@ from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl
 from routerl_jax.training.setup import build_judge, build_recipe
-from routerl_jax.training.warm_start import supervised
+from routerl_jax.training.sft import supervised
 from tests.programs import launch_here
 from tests.training.small_run import make_config
 from tests.web_servers import Chats, serving

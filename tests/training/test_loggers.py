@@ -15,10 +15,9 @@ import pytest
 
 from routerl_jax.models.lora import LoraConfig, apply_lora
 from routerl_jax.training import config as schema
-from routerl_jax.training.loggers import LOGGERS, Logger, check_log, require_log
+from routerl_jax.training.loggers import LOGGERS, Logger, MetricWriter, check_log, read_metrics, require_log
 from routerl_jax.training.rl import train_rl
 from routerl_jax.training.run import parameter_overview
-from routerl_jax.training.writer import MetricWriter, read_metrics
 from tests import tiny
 from tests.training.test_rl import make_run
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from routerl_jax.training.health import gap_metrics, memory_metrics, ratio_metrics, rollout_metrics
-from routerl_jax.training.writer import MetricWriter, read_metrics
+from routerl_jax.training.loggers import MetricWriter, read_metrics
 from tests.evaluation.episodes import call, episode
 
 

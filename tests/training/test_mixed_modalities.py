@@ -21,7 +21,7 @@ from routerl_jax.recipes.r1_router.rewards import REWARD
 from routerl_jax.training import config as schema
 from routerl_jax.training import golden, rl, sft
 from routerl_jax.training.golden import atlas_golden, atlas_questions, write_atlas_golden
-from routerl_jax.training.writer import read_metrics
+from routerl_jax.training.loggers import read_metrics
 from tests.training.small_run import make_config, write_rows
 
 KBS = (*world.KNOWLEDGE_BASES, PICTURES)

@@ -22,13 +22,12 @@ from routerl_jax.training import ahead as ahead_module
 from routerl_jax.training import config as schema
 from routerl_jax.training import step as step_module
 from routerl_jax.training.ahead import Ahead
-from routerl_jax.training.clock import Clock
-from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.partial import PartialRollouts
+from routerl_jax.training.profiler import Clock
 from routerl_jax.training.rollouts import Rollouts, roll_out
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe, make_engine
-from routerl_jax.training.stages import Stages
+from routerl_jax.training.stages import ExampleStream, Stages
 from routerl_jax.training.step import train_step
 from tests import tiny
 from tests.invariants.test_devices_and_processes import check

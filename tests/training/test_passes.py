@@ -14,10 +14,8 @@ from routerl_jax.core.types import Example
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl
-from routerl_jax.training.data import ExampleStream
-from routerl_jax.training.passes import count_steps
 from routerl_jax.training.setup import build_recipe
-from routerl_jax.training.stages import Stages
+from routerl_jax.training.stages import ExampleStream, Stages, count_steps
 from tests.training.test_controls import small_config
 
 KB = {"text": schema.KnowledgeConfig(directory="unused")}

@@ -12,8 +12,8 @@ from routerl_jax.core.types import Episode, Example, Turn
 from routerl_jax.training import config as schema
 from routerl_jax.training import rollouts as rollouts_module
 from routerl_jax.training import step as step_module
-from routerl_jax.training.data import ExampleStream
 from routerl_jax.training.rollouts import Rollouts, roll_out
+from routerl_jax.training.stages import ExampleStream
 from tests import tiny
 from tests.training.test_rl import KB, make_run
 

@@ -13,7 +13,7 @@ from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.types import Example
 from routerl_jax.data.atlas.known import known_questions
 from routerl_jax.training import config as schema
-from routerl_jax.training.run_files import policy_records, training_rows, workflow_records
+from routerl_jax.training.load import policy_records, training_rows, workflow_records
 from tests.programs import launch_here
 from tests.training.analysed_run import KINDS, Behaviour, curve, records, write_run
 

@@ -20,10 +20,10 @@ from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.training import sft
 from routerl_jax.training.config import EngineConfig, EvaluationConfig, LearnerConfig, RolloutConfig, WatchConfig
+from routerl_jax.training.loggers import read_metrics
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.watch import RunStopped
-from routerl_jax.training.writer import read_metrics
 from tests import tiny
 from tests.training.small_run import STEPS, make_sft_config
 from tests.training.test_resume import assert_same_run, metric_lines

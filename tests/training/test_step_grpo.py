@@ -29,9 +29,9 @@ from routerl_jax.recipes.r1_router.rewards import RELEASED_REWARD, REWARD
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl, sft
 from routerl_jax.training.demonstrations import open_demonstrations
+from routerl_jax.training.loggers import read_metrics
 from routerl_jax.training.setup import build_recipe, evaluated_agent
 from routerl_jax.training.stages import Stages
-from routerl_jax.training.writer import read_metrics
 from tests.data.original_rows import png
 from tests.data.trajectories import CAPITAL, RIVER, write
 from tests.training.small_run import make_config, make_sft_config

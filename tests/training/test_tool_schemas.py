@@ -17,8 +17,8 @@ from routerl_jax.core.tool_schema import ToolSchema
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.training import config as schema
+from routerl_jax.training.knowledge import tool_schemas
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
-from routerl_jax.training.tool_schemas import tool_schemas
 from tests import tiny
 from tests.agents import chat_templates as templates
 from tests.knowledge.test_mcp import command

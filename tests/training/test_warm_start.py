@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
-from routerl_jax.training import load, rl, sft, warm_start
+from routerl_jax.training import load, rl, sft
 from routerl_jax.training.config import (
     ControlConfig,
     EvaluationConfig,
@@ -124,7 +124,7 @@ def test_killed_in_the_phase_and_after_it(
         rl.train_rl(other, workdir, resume=True)
 
     elsewhere = dataclasses.replace(config, data=dataclasses.replace(config.data, test_range=(18, 19)))
-    assert _complaint(warm_start.supervised(elsewhere), workdir / "warm_start" / "config.json", True) is None
+    assert _complaint(sft.supervised(elsewhere), workdir / "warm_start" / "config.json", True) is None
 
     started_from: list[Decoder] = []
 
@@ -136,7 +136,7 @@ def test_killed_in_the_phase_and_after_it(
     with pytest.raises(Killed):
         rl.train_rl(config, workdir, resume=True)
     assert_same_run(whole / "warm_start", workdir / "warm_start")
-    monkeypatch.setattr(warm_start, "train_sft", lambda *_, **__: pytest.fail("the warm start was finished"))
+    monkeypatch.setattr(sft, "train_sft", lambda *_, **__: pytest.fail("the warm start was finished"))
     with pytest.raises(Killed):
         rl.train_rl(config, workdir, resume=True)
     first, second = (nnx.to_flat_state(nnx.state(model, nnx.Param)) for model in started_from)
@@ -148,29 +148,29 @@ def test_killed_in_the_phase_and_after_it(
 def test_searches_of_the_phase_have_the_run_s_time(config: TrainConfig, whole: pathlib.Path) -> None:
     """Also more of it, where they had too little."""
     slow = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, tool_timeout=600.0))
-    assert warm_start.supervised(slow).rollout.tool_timeout == 600.0
-    assert _complaint(warm_start.supervised(slow), whole / "warm_start" / "config.json", True) is None
+    assert sft.supervised(slow).rollout.tool_timeout == 600.0
+    assert _complaint(sft.supervised(slow), whole / "warm_start" / "config.json", True) is None
 
 
 def test_what_reinforcement_learning_freezes_the_phase_may_train(config: TrainConfig) -> None:
     frozen = dataclasses.replace(config, model=dataclasses.replace(config.model, freeze=("embedding",)))
-    assert warm_start.supervised(frozen).model.freeze == ("embedding",)
+    assert sft.supervised(frozen).model.freeze == ("embedding",)
     trained = dataclasses.replace(frozen, warm_start=dataclasses.replace(frozen.warm_start, train_frozen=True))
-    assert warm_start.supervised(trained) == warm_start.supervised(config)
+    assert sft.supervised(trained) == sft.supervised(config)
     with pytest.raises(ValueError, match=r"config\.warm_start\.train_frozen is for the phase before"):
         dataclasses.replace(trained, kind="sft", warm_start=dataclasses.replace(trained.warm_start, steps=0))
 
 
 def test_the_constant_of_the_loss_is_the_run_s(config: TrainConfig) -> None:
     learner = dataclasses.replace(config.learner, aggregation="constant", aggregation_tokens=500)
-    phase = warm_start.supervised(dataclasses.replace(config, learner=learner))
+    phase = sft.supervised(dataclasses.replace(config, learner=learner))
     assert (phase.learner.aggregation, phase.learner.aggregation_tokens) == ("constant", 500)
 
 
 def test_what_a_run_says_of_updates_holds_in_the_phase(config: TrainConfig) -> None:
     """Its bounds, and no other, not even by default."""
     watch = WatchConfig(patience=3, most={"actor/grad_norm": 7.0, "sampler_gap/mean": 0.5}, least={"rollout/em": 0.1})
-    assert warm_start.supervised(dataclasses.replace(config, watch=watch)).watch == WatchConfig(
+    assert sft.supervised(dataclasses.replace(config, watch=watch)).watch == WatchConfig(
         patience=3, most={"actor/grad_norm": 7.0}, least={}, falls={}
     )
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.extras.viewer.runs import Run
+from routerl_jax.training.loggers import read_metrics
 from routerl_jax.training.sections import WatchConfig
 from routerl_jax.training.watch import Alarm, Watch
-from routerl_jax.training.writer import read_metrics
 
 # Metrics of the health panel, and what each means. The metrics that config.watch bounds are in the panel, too.
 _VITALS = {
@@ -159,7 +159,7 @@ def _bounds(config: WatchConfig) -> dict[str, str]:
 
 
 def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """null stands for a value that was not finite (training.writer)."""
+    """null stands for a value that was not finite (training.loggers)."""
     return {
         name: math.nan if value is None else value for name, value in row.items() if _is_number(value) or value is None
     }

@@ -16,7 +16,7 @@ from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.web.search import WebError
 from routerl_jax.parallel import multihost
 from routerl_jax.services.cache import MemoryCache
-from routerl_jax.training.tool_counts import (
+from routerl_jax.training.health import (
     of_all_processes,
     together,
     tool_counts,

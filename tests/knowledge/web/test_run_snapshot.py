@@ -22,8 +22,8 @@ from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl, setup
 from routerl_jax.training.controls import control_config
+from routerl_jax.training.knowledge import check_snapshot, snapshots
 from routerl_jax.training.setup import open_knowledge
-from routerl_jax.training.snapshots import check_snapshot, snapshots
 from tests.programs import launch_here
 from tests.training.small_run import make_config
 from tests.training.test_resume import TIMED, untimed_episodes

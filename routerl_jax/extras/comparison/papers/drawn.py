@@ -76,12 +76,11 @@ def _with_trials(measured: Measured, tries: str, trial_rows: Mapping[int, Any]) 
 def _run_trials(workdir: pathlib.Path, tries: str, ks: Sequence[int], limit: int) -> dict[int, Any]:
     """Results of a run's policy with other numbers of documents, or as vanilla RAG with other numbers of pages."""
     from routerl_jax.extras.analysis.trials import Trials
-    from routerl_jax.training import run_files  # heavy: the engine
-    from routerl_jax.training.load import load_config
+    from routerl_jax.training import load
 
-    config = load_config(workdir)
+    config = load.load_config(workdir)
     split_cpu(config.mesh.cpu_devices)
-    trials = Trials(config, workdir, run_files.policy_records(config, workdir)[run_files.TRAINED], limit)
+    trials = Trials(config, workdir, load.policy_records(config, workdir)[load.TRAINED], limit)
     if tries == "pages":
         return trials.pages_at_once(ks)
     return {int(k): row for k, row in trials.top_k(ks).items()}

@@ -16,9 +16,8 @@ from routerl_jax.extras.comparison.papers.measured import TEST, Measured, Method
 from routerl_jax.extras.comparison.papers.table import NAMED, RECIPE
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.controls import control_directory
-from routerl_jax.training.load import load_config
-from routerl_jax.training.run_files import TRAINED
-from routerl_jax.training.writer import read_metrics
+from routerl_jax.training.load import TRAINED, load_config
+from routerl_jax.training.loggers import read_metrics
 
 _TRAINED = "Baselines have the trained policy's weights."
 

@@ -1,1 +1,0 @@
-"""Credit assignment: the advantage of every token of a step."""
