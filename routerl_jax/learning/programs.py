@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from routerl_jax.learning.batch import TOKEN_FIELDS, Batch, BatchLayout
 from routerl_jax.learning.logprobs import Scores, target_scores
+from routerl_jax.learning.losses import POLICY_LOSSES
 from routerl_jax.learning.objective import ROUTING_METRICS, LossConfig, objective
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Remat, for_programs
@@ -74,7 +75,7 @@ def jit_programs(
         layout.mesh,
         layout.buckets,
         optimizer,
-        loss,
+        (loss, POLICY_LOSSES.get(loss.kind)),  # the function too: that of a module that was reloaded is another
         temperature,
         remat,
     )
@@ -89,11 +90,11 @@ def _shared_programs(
     mesh: Mesh,
     buckets: tuple[int, ...],
     optimizer: optax.GradientTransformation,
-    loss: LossConfig,
+    objective_of: tuple[LossConfig, Any],
     temperature: float,
     remat: Remat,
 ) -> Programs:
-    attention = Attention.on(mesh)
+    attention, loss = Attention.on(mesh), objective_of[0]
 
     def score(params: nnx.State, frozen: nnx.State, reference: nnx.State | None, fields: dict[str, Any]) -> Scores:
         return target_scores(
