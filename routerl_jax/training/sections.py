@@ -120,7 +120,7 @@ class KnowledgeConfig:
     # what the knowledge base contains, for a policy that is shown it: config.agent.grammar="tool_calls", or {sources} in
     # config.agent.prompt
     description: str = ""
-    # fields of the kind's own configuration (knowledge.kinds), such as {"extractor": "given", "triples": FILE} for "graph"; or
+    # fields of the kind's own configuration (knowledge.builds), such as {"extractor": "given", "triples": FILE} for "graph"; or
     # the arguments of a tool
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
