@@ -30,11 +30,9 @@ from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.cassette import RecordedTool
 from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import resolved_encoder
-from routerl_jax.knowledge.hybrid import RerankedKB, shared_reranker
 from routerl_jax.knowledge.index import AUTO, has_scann
 from routerl_jax.knowledge.store import MANIFEST, Manifest, Store, built_at
 from routerl_jax.knowledge.web.config import SnapshotConfig
-from routerl_jax.knowledge.web.kb import WebKB, open_web
 from routerl_jax.knowledge.web.snapshot import MANIFEST as RECORDED
 from routerl_jax.knowledge.web.snapshot import holds_records
 from routerl_jax.parallel import multihost
@@ -166,6 +164,8 @@ def _reranked(name: str, spec: KnowledgeConfig, tool: SearchTool) -> SearchTool:
             f"config.knowledge.{name}.reranker: a {type(tool).__name__} is no KnowledgeBase (knowledge.base), and only those "
             "can be reranked; leave it empty"
         )
+    from routerl_jax.knowledge.hybrid import RerankedKB, shared_reranker
+
     return RerankedKB(tool, shared_reranker(spec.reranker), depth=spec.rerank_depth)
 
 
@@ -331,7 +331,6 @@ def _open_kb(
     frozen: Mapping[str, SnapshotConfig] = types.MappingProxyType({}),
 ) -> KnowledgeBase:
     from routerl_jax.knowledge.builds import check_kb
-    from routerl_jax.knowledge.hybrid import HybridKB
     from routerl_jax.knowledge.load import load_kb
 
     if spec.source.startswith(("http://", "https://")):
@@ -347,10 +346,15 @@ def _open_kb(
         if passages and not _from_memory(spec.kind):
             expected, passages = expected | {"source": written_passages(spec, passages, progress)}, None
         check_kb(spec.directory, expected, f"config.knowledge.{name}", passages)
+    if not frozen:
+        return load_kb(str(directory))
+    from routerl_jax.knowledge.hybrid import HybridKB
+    from routerl_jax.knowledge.web.kb import WebKB, open_web
+
     if name in frozen:
         return open_web(Store(directory), snapshot=frozen[name])
     kb = load_kb(str(directory))
-    if frozen and isinstance(kb, HybridKB) and any(isinstance(member, WebKB) for member in kb.members):
+    if isinstance(kb, HybridKB) and any(isinstance(member, WebKB) for member in kb.members):
         raise ValueError(
             f"config.knowledge.{name}: {directory} joins a web knowledge base, which config.snapshot can't reach there: name "
             "it in config.knowledge, and join it by `members`"

@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
-import grain.python as grain
 from absl import logging
 
 from routerl_jax.core.types import Example
@@ -196,6 +195,8 @@ class ExampleStream:
 
     def __init__(self, source: ExampleSource, seed: int) -> None:
         self._source = source
+        import grain.python as grain  # not with this module: with orbax, it takes more than a second
+
         self._order = grain.MapDataset.source(_Indices(len(source))).seed(seed).shuffle().repeat()
         self._position = 0
         self._put_off: list[int] = []  # deferred examples of the present pass

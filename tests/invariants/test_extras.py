@@ -34,6 +34,21 @@ def test_the_core_can_be_imported_without_any_extra() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+def test_a_run_loads_only_what_it_uses() -> None:
+    """Recipes, and packages that take long, come when a configuration names or a run needs them."""
+    code = (
+        "import sys\n"
+        "import routerl_jax.training.rl\n"
+        "loaded = [name for name in sys.modules if name.startswith('routerl_jax')]\n"
+        "assert len(loaded) < 200, f'{len(loaded)} modules: {sorted(loaded)}'\n"
+        "recipes = {name for name in loaded if name.startswith('routerl_jax.recipes.')}\n"
+        "assert recipes <= {'routerl_jax.recipes.recipe', 'routerl_jax.recipes.search'}, recipes\n"
+        "slow = {'orbax.checkpoint', 'grain', 'qwix', 'jax.experimental.pallas'} & set(sys.modules)\n"
+        "assert not slow, slow\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 def test_no_file_of_the_core_names_an_extra_in_an_import() -> None:
     found = [
         f"{file.relative_to(ROOT)}: {line.strip()}"
