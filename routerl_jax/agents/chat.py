@@ -185,10 +185,12 @@ class Chat(Conversation):
           truncated: whether a limit of tokens is the reason for the last turn; None: if something had no room.
         """
         rules, truncated = self.rules, self._full if truncated is None else truncated
-        if rules.opening is None or self.room < self._last_turn:
-            return self.episode(answer=None, truncated=truncated or rules.opening is not None)
+        if rules.opening is None:
+            return self.episode(answer=None, truncated=truncated)
         if (reply := reply or self._unanswered) and rules.role == "tool" and not self.tell(reply):
             self.reply(TOO_LONG, role="tool")
+        if self.room < self._last_turn:
+            return self.episode(answer=None, truncated=True)
         self.force(await self.think(self._last_turn) + rules.opening)
         turn = await self.generate(stop=rules.last_stops, max_tokens=rules.answer_tokens)
         action = read_turn(turn, self.protocol, judges_begun=rules.judges_begun)
