@@ -16,9 +16,8 @@ from routerl_jax.data.atlas.known import known_questions, strength
 from routerl_jax.data.atlas.sight import NEEDED, PLANS, Plan, Planned, planned, renamed, restated, value_by_chance
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD, reward
 from routerl_jax.training import config as schema
-from routerl_jax.training.demonstrations import Demonstrations, Mixed, Shuffled, Worked, sight_demonstrations
+from routerl_jax.training.demonstrations import Demonstrations, Mixed, Shuffled, Worked, searched, sight_demonstrations
 from routerl_jax.training.knowledge import open_knowledge_bases
-from routerl_jax.training.plans import searched
 
 TOOLS = ("image", "text")
 KNOWLEDGE = {

@@ -149,6 +149,7 @@ MOVED = {
     "training.learner_config": "training.sections",
     "training.passes": "training.stages",
     "training.rollout_checks": "training.config",
+    "training.plans": "training.demonstrations",
     "training.roofline": "extras.compile_check.roofline",
     "training.run_files": "training.load",
     "training.run_programs": "extras.compile_check.run_programs",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces
+from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces, SearchTool
 from routerl_jax.agents.observation import Rendered, demonstrated, expanded_tokens
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.buckets import fetched
@@ -22,10 +22,10 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.rows import checked_path, read_rows
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Episode, Example
+from routerl_jax.core.types import Demonstration, Episode, Example, Passage, TextAndImage
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource, StepSource
-from routerl_jax.data.atlas.sight import SightSource
+from routerl_jax.data.atlas.sight import Planned, SightSource
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.data.rounds import read_messages
 from routerl_jax.data.trajectories import check_retrievers, golden_step
@@ -472,3 +472,21 @@ def _split(worked: Sequence[Worked], description: str, source: str, seed: int) -
     training = [item for item in worked if question(item) not in held_out_questions]
     held_out = [item for item in worked if question(item) in held_out_questions]
     return Shuffled(training, seed), Shuffled(held_out, seed)
+
+
+def searched(
+    examples: Sequence[Planned], tools: Mapping[str, SearchTool], names: tuple[str, str], k: int, image_k: int
+) -> list[Demonstration]:
+    """Carries out the plans, with one call of each knowledge base for all of them.
+
+    Args:
+      names: names of the knowledge bases for pictures and for text.
+      k, image_k: passages per search by text and by picture.
+    """
+    pictured = [plan for plan in examples if "image" in plan.plan]
+    worded = [plan for plan in examples if "text" in plan.plan]
+    pictures = tools[names[0]].search([TextAndImage(image=plan.example.images[0]) for plan in pictured], image_k)
+    by_picture: dict[int, Sequence[Passage]] = {id(plan): passages for plan, passages in zip(pictured, pictures)}
+    queries = [plan.query(plan.named(by_picture.get(id(plan)))) for plan in worded]
+    in_words = {id(plan): passages for plan, passages in zip(worded, tools[names[1]].search(queries, k))}
+    return [plan.demonstration(names, by_picture.get(id(plan)), in_words.get(id(plan))) for plan in examples]
