@@ -3,7 +3,7 @@
 python -m benchmarks.differences --workdir=DIR --keep=benchmarks/results/differences.json [--data=DATA] [--only=atlas,..] \
     [--picture=docs/images/why_your_numbers_differ.png]
 
-Prints the tables of docs/why_your_numbers_differ.md. Without --workdir it prints and draws what the file has. There are four
+Prints the tables of docs/comparisons.md#why-your-numbers-differ. Without --workdir it prints and draws what the file has. There are four
 parts. `atlas` needs no files. The others need DATA, a directory with hotpotqa/, 2wikimultihopqa/, musique/ and
 r1searcher_traces/, and are left out without it.
 

@@ -53,7 +53,7 @@ def get_config(variant: str = "after_sft") -> ml_collections.ConfigDict:
     :sft            the supervised learning alone
 
     Data: questions as VRAG-RL's converter writes them, conversations that configs/vrag_rl_data.py makes, and pages
-    (docs/pages.md). The judge is asked at config.judge.base_url.
+    (docs/knowledge_bases.md#pages-and-pictures). The judge is asked at config.judge.base_url.
 
     Compiled for v5e:16x16 (docs/accelerators.md), not run: no step time, no result.
     """

@@ -7,7 +7,7 @@ r"""Talks with a policy that searches, in the terminal or on a local page.
     python -m launch.chat --workdir=runs/vrag_rl --knowledge=pages=DIRECTORY_OF_PDFS
 
 Thoughts, searches, passages with their sources and the answer are shown as they come. /help lists commands: pictures, the
-knowledge bases, a new conversation. Ctrl-C stops a reply. docs/chat.md
+knowledge bases, a new conversation. Ctrl-C stops a reply. docs/viewer.md#chat
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ r"""Serves a policy over HTTP with the OpenAI protocol, alone or with its search
     client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
     client.chat.completions.create(model="quickstart", messages=[{"role": "user", "content": "..."}])
 
-SIGTERM or Ctrl-C ends it: running requests are finished, and new ones are refused. docs/serving_policies.md
+SIGTERM or Ctrl-C ends it: running requests are finished, and new ones are refused. docs/serving.md#serving-a-policy
 """
 
 from __future__ import annotations

@@ -37,15 +37,14 @@ PAGES = {
 REFERENCE = (
     "core.types",
     "agents",
-    "baselines",
     "recipes",
     "rewards",
     "knowledge",
     "data.formats",
-    "generation.engine",
-    "generation.sampling",
+    "engine.engine",
+    "engine.sampling",
     "learning",
-    "llms",
+    "services",
     "evaluation",
     "training.config",
     "training.knowledge",
@@ -54,6 +53,7 @@ REFERENCE = (
     "training.rl",
     "models.huggingface",
     "parallel.mesh",
+    "extras.baselines",
 )
 
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

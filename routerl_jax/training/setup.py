@@ -293,7 +293,7 @@ def _check_tags(recipe: Recipe) -> None:
             raise ValueError(
                 f"config.stages.{stage.name}.reward.{terms[0]} looks for tags in what the policy writes, with these options, "
                 "and config.agent.grammar='tool_calls' writes none: every attempt would be scored wrong. Take another term or "
-                "option (docs/tool_calls.md)"
+                "option (docs/models.md#tool-calls)"
             )
 
 

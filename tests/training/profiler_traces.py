@@ -28,7 +28,7 @@ from tests.training.small_run import make_config, make_sft_config
 
 
 def undocumented(workdir: pathlib.Path) -> list[str]:
-    """Metrics of a run that docs/metrics.md does not name; words in capitals and `..` stand for any there."""
+    """Metrics of a run that docs/runs.md#metrics does not name; words in capitals and `..` stand for any there."""
     text = (ROOT / "docs" / "metrics.md").read_text()
     named = [re.sub(r"[A-Z]{3,}|\.\.", "*", name) for name in re.findall(r"`([\w/.]+)`", text)]
     named += [f"{name.rpartition('/')[0]}/max" for name in named if name.endswith("/mean")]

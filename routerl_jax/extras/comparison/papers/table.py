@@ -394,7 +394,7 @@ def _differences(table: PaperTable, results: Results, directory: str) -> list[li
         lines += [_line(label, str(number), [str(ours)], str(number).__eq__)] if number else []
     if table.judge:
         lines.append(_judged(table.judge, card))
-    lines.append(["prompts", "its own", "in our own words (docs/baselines.md)", "differs"])
+    lines.append(["prompts", "its own", "in our own words (docs/evaluation.md#baselines)", "differs"])
     lines += [
         [f"not run on {benchmark}", "", agent, why]
         for benchmark, agents in card.get("left out", {}).items()
