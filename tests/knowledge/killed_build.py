@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from routerl_jax.knowledge import index, writer
+from routerl_jax.knowledge import scann_index, writer
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from tests.knowledge.helpers import HashEncoder, make_passages
 
@@ -45,7 +45,7 @@ class LoggingEncoder(HashEncoder):
 
 def build(directory: pathlib.Path, log: pathlib.Path, stage: str) -> None:
     if stage == "index":
-        index.ScannIndex.save = lambda *_: die()  # type: ignore[method-assign]
+        scann_index.ScannIndex.save = lambda *_: die()  # type: ignore[method-assign]
     if stage == "piece":
         writer.SAVE_SECONDS = 0.0
     build_from_passages(
