@@ -340,9 +340,10 @@ def test_learners_of_equal_settings_share_what_they_compile():
     """Also where each has loaded its own tokenizer; smaller micro-batches of one are no matter of the other."""
     optimizer = OptimizerConfig(lr=0.0125).build(7)
     assert OptimizerConfig(lr=0.0125).build(9) is optimizer  # a constant rate is that of any number of updates
-    first, second = learner(optimizer=optimizer), learner(optimizer=optimizer)
-    for made in (first, second):
-        made.update(build(made)[0])
+    first = learner(optimizer=optimizer)
+    first.update(build(first)[0])
+    second = learner(optimizer=optimizer)
+    second.update(build(second)[0])
     assert (first.compilations, second.compilations) == (1, 0)
     graphs = []
     for spare in (0, 0, 8):

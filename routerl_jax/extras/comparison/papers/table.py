@@ -201,8 +201,8 @@ def _packaged(paper: str, file: Mapping[str, Any]) -> Iterator[tuple[str, PaperT
                 if isinstance(given, Mapping)
                 else tuple(_column(**column) for column in given),
                 rows=tuple(
-                    Row(*row[:3], tuple(None if number == "" else number for number in row[3:]))
-                    for row in fields.pop("rows")
+                    Row(group, method, agent, tuple(None if number == "" else number for number in numbers))
+                    for group, method, agent, *numbers in fields.pop("rows")
                 ),
                 policies=tuple(Setting(**file["policies"][name]) for name in fields.pop("policies")),
                 knowledge={name: KnowledgeConfig(**_tuples(spec)) for name, spec in knowledge.items()},
