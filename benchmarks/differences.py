@@ -3,8 +3,8 @@
 python -m benchmarks.differences --workdir=DIR --keep=benchmarks/results/differences.json [--data=DATA] [--only=atlas,..] \
     [--picture=docs/images/why_your_numbers_differ.png]
 
-Prints the tables of docs/comparisons.md#why-your-numbers-differ. Without --workdir it prints and draws what the file has. There are four
-parts. `atlas` needs no files. The others need DATA, a directory with hotpotqa/, 2wikimultihopqa/, musique/ and
+Prints the tables of docs/comparisons.md#why-your-numbers-differ. Without --workdir it prints and draws what the file has. There
+are four parts. `atlas` needs no files. The others need DATA, a directory with hotpotqa/, 2wikimultihopqa/, musique/ and
 r1searcher_traces/, and are left out without it.
 
   atlas      the packaged policy on questions of the embedded world; each setting is changed alone
