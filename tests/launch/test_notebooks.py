@@ -38,7 +38,7 @@ def test_notebook(path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_there_are_seven() -> None:
     """In order, and the page about them names each."""
-    page = (ROOT / "docs" / "notebooks.md").read_text()
+    page = (ROOT / "docs" / "quickstart.md").read_text()
     assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number}_" for number in range(1, 8)]
     assert [path.name for path in NOTEBOOKS if f"(../notebooks/{path.name})" not in page] == []
 
