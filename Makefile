@@ -27,9 +27,9 @@ real: $(VENV)/.installed
 		--config.seed=$(SEED) --resume=auto
 
 # The core in three minutes: rewards, agents, recipes, credit, losses, the engine, the direction of imports.
-CORE := $(addprefix tests/,core rewards agents recipes data llms evaluation invariants/test_imports.py test_docs.py \
+CORE := $(addprefix tests/,core rewards agents recipes data services evaluation invariants/test_imports.py test_docs.py \
 	training/test_config.py training/test_credit.py training/test_metrics.py learning/test_losses.py \
-	generation/test_engine.py)
+	engine/test_engine.py)
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -4,8 +4,9 @@
     python -m benchmarks.drafts [--rows=1 --rows=4 --rows=16] [--drafts=2 --drafts=4]    # seconds on this machine
 
 With traces: prints the tokens per step when the recorded texts are sampled with drafts (SmolLM2's tokenizer). This is exact,
-because a draft is accepted where it equals the sampled token. Then prints the gain of decoding on a chip (parallel.chips). A
-step takes the longer of two times there: to read weights and cache once, and to multiply all its tokens.
+because a draft is accepted where it equals the sampled token. Then prints the gain of decoding on a chip
+(extras.compile_check.chips). A step takes the longer of two times there: to read weights and cache once, and to multiply all
+its tokens.
 
 Without traces: SmolLM2-135M-Instruct answers questions about passages of Atlas greedily, with drafts and without in turn. Both
 write the same tokens.

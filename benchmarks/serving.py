@@ -4,7 +4,7 @@ r"""Serving: our server beside the pattern of Search-R1's, under concurrent clie
 
 Two servers over the same knowledge base, each a process, clients in another; one query per request, `POST /retrieve`:
 
-  ours      `serving.app`: dynamic batching.
+  ours      `extras.kb_server.app`: dynamic batching.
   blocking  Search-R1's `search_r1/search/retrieval_server.py` (a14dc3a): FastAPI, a plain `def` endpoint that searches for the
             request's own queries, in uvicorn's thread pool; its encoder is called with one row, where ours gets eight, so that
             a query's vector does not depend on its neighbours.

@@ -11,7 +11,7 @@ def get_config(knowledge_bases: str = "") -> ml_collections.ConfigDict:
 
     python -m launch.serve_kb --config=configs/serve_kb.py:wiki=kb/wiki,tables=kb/tables --config.port=8000
 
-    `knowledge.serving.config.ServeConfig` explains the keys.
+    `extras.kb_server.config.ServeConfig` explains the keys.
     """
     pairs = (pair.partition("=") for pair in knowledge_bases.split(",") if pair)
     return to_config_dict(ServeConfig(knowledge_bases={name: directory for name, _, directory in pairs}))

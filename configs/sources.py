@@ -36,10 +36,10 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
     Each attempt is tried with all sources (`rollout.forks`), and learns from what each of them made of it: a source that
     is rarely chosen would otherwise be learnt about rarely, and then be chosen less.
 
-    No run has been made to its end yet, so there are no results, and the settings are a first guess. In pilots the start
-    searched each source as often (33, 32 and 34 % of sampled searches) and read two thirds of the shown answers, of each
-    source. Six steps of GRPO with four attempts chose the table less and less (14 %). Three steps with forks took the
-    sampled routing from 25 to 41 %.
+    No run has been made to its end yet, so there are no results, and the settings are a first guess. In pilots of one
+    seed each, the start searched each source as often (33, 32 and 34 % of sampled searches) and read two thirds of the
+    shown answers, of each source. Six steps of GRPO with four attempts chose the table less and less (14 %). Three steps
+    with forks took the sampled routing from 25 to 41 %.
 
     Raises:
       ValueError: `sources` is another word.

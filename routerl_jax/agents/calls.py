@@ -14,6 +14,7 @@ from absl import logging
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.conversation import Request, Want
+from routerl_jax.core.background import in_thread
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import seconds_left, time_limit
 from routerl_jax.core.types import Call, Passage, Query, Walk
@@ -27,7 +28,6 @@ from routerl_jax.knowledge.base import (
     timed_search,
 )
 from routerl_jax.parallel import multihost
-from routerl_jax.services.background import in_thread
 
 
 async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Request], timeout: float) -> list[Call]:

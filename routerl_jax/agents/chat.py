@@ -76,8 +76,11 @@ class Chat(Conversation):
         return await chat.final_answer()
 
     Attributes:
+      turn: that of the latest action.
       reserve: tokens kept for the last turn and, if turns are messages, for the reply to a turn whose proper reply has no room.
     """
+
+    turn: Turn
 
     def __init__(self, rollout: Rollout, prompt: Prompt, rules: ChatRules, images: Sequence[ImageSource] = ()) -> None:
         super().__init__(rollout, prompt, images)
@@ -105,11 +108,6 @@ class Chat(Conversation):
         """Index of this rollout among the rollouts of its example."""
         return self._rollout.sample
 
-    @property
-    def turn(self) -> Turn:
-        """The latest turn."""
-        return self._rollout.turns[-1]
-
     async def act(self, allowed: Callable[[Action], Action] | None = None) -> Action | None:
         """The policy's next action; None if there is no room for a turn. The turn itself is `turn`.
 
@@ -120,8 +118,8 @@ class Chat(Conversation):
         if self._full or room < 1:
             self._full = True
             return None
-        turn = await self.generate(stop=self.protocol.stops, max_tokens=min(self.rules.max_turn_tokens, room))
-        return read_turn(turn, self.protocol, allowed)
+        self.turn = await self.generate(stop=self.protocol.stops, max_tokens=min(self.rules.max_turn_tokens, room))
+        return read_turn(self.turn, self.protocol, allowed)
 
     def tell(self, observation: Observation, passages: Sequence[str] = ()) -> bool:
         """Shows an observation. If fewer than `reserve` tokens would be left, it returns False, shows nothing, and the last
@@ -133,6 +131,7 @@ class Chat(Conversation):
         if self._size(observation) > self.room - self.reserve:
             self._full, self._unanswered = True, TOO_LONG
             return False
+        self._unanswered = ""
         framed = self.rules.framed(observation)
         if isinstance(framed, Reply):
             self.reply(framed.observation, passages, role=framed.role)

@@ -20,6 +20,7 @@ from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool,
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Request, Rollout
 from routerl_jax.agents.forks import BranchState
+from routerl_jax.core.background import PausedLoop, run_coroutine
 from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
@@ -27,7 +28,6 @@ from routerl_jax.core.types import Call, Episode, Example, Turn
 from routerl_jax.engine.policy import Endpoint, Policy, TurnFailed
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.engine.streams import DoesNotFit, Generated, Stream
-from routerl_jax.services.background import PausedLoop, run_coroutine
 
 
 @dataclasses.dataclass

@@ -256,7 +256,7 @@ class ToolCalls(Grammar):
 
     Attributes:
       schemas: the functions, by knowledge base. A knowledge base without one gets `kb_schema(NAME)`.
-      form: the form of a call, a name in tool_forms.FORMS. `of` sets it from a tokenizer; "" means "hermes".
+      form: the form of a call, a name in FORMS. `of` sets it from a tokenizer; "" means "hermes".
 
     Raises:
       ValueError: two knowledge bases have functions of the same name.

@@ -68,8 +68,8 @@ class Message:
     """One message of a chat, as chat templates take it.
 
     Attributes:
-      images: pictures before the content, in the forms that `Example` takes. Only chat models (llms) use them; chat templates
-        do not.
+      images: pictures before the content, in the forms that `Example` takes. Only chat models (services) use them; chat
+        templates do not.
       image_offsets: for each picture, in order, the number of letters of the content before it. (): all pictures come before
         the content.
     """

@@ -65,10 +65,11 @@ class PreparedQuestions:
     """A split of questions, read one by one from array_record files in the cache. These are written on first use.
 
     Args:
-      key: the cache's key: a digest of all that the questions depend on.
+      key: a digest of all that the questions depend on, besides this file.
     """
 
     def __init__(self, split: str, splits: Splits, key: str) -> None:
+        key = hashlib.sha256(key.encode() + pathlib.Path(__file__).read_bytes()).hexdigest()
         directory = cache_directory() / "tensorflow_datasets" / key[:12]
         directory.mkdir(parents=True, exist_ok=True)
         tfds.display_progress_bar(False)  # there is a progress bar of our own, and nothing is downloaded

@@ -15,13 +15,13 @@ from typing import Any, cast
 
 import httpx2
 
+from routerl_jax.core.background import gather_bounded, shared_loop
 from routerl_jax.core.packages import needs
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Passage, Query, ToolSchema
 from routerl_jax.knowledge.base import Counts, StageCounts, TimedResults, is_blank, query_image, query_text
 from routerl_jax.knowledge.client.schema import TEXT_KEYS, Documents, document_passage, passage_of
 from routerl_jax.knowledge.client.transport import Retries, Unavailable
-from routerl_jax.services.background import gather_bounded, shared_loop
 from routerl_jax.services.http import ReplyError, bounded, error_of, may_pass, retry_after
 
 

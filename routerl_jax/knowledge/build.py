@@ -270,7 +270,12 @@ def _write(
         steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # allocates the array
         shards = writer.embeddings(embedding.width(), config.shard_size)
         bar = Bar(
-            total=shards.rows, initial=shards.resumed_rows, desc="embedding", unit="passage", disable=not progress
+            total=shards.rows,
+            initial=shards.resumed_rows,
+            desc="embedding",
+            unit="passage",
+            disable=not progress,
+            smoothing=0.05,
         )
         with bar as embedding.bar:
             steps.each(lambda: shards.write(embedding))

@@ -169,9 +169,11 @@ def embedding_of(config: EncoderSettings, encoder: TextEncoder, query_encoder: T
 
 def batch_size(asked: int, encoder: Any, *, on_cpu: int = 32, per_device: int = 256) -> int:
     """How many texts, rows or pages the encoder reads at a time: the setting, or a number for its devices if that is 0."""
+    if asked:
+        return asked
     mesh = getattr(encoder, "mesh", None)
     devices = jax.local_devices() if mesh is None else list(mesh.devices.flat)
-    return asked or (on_cpu if devices[0].platform == "cpu" else per_device * len(devices))
+    return on_cpu if devices[0].platform == "cpu" else per_device * len(devices)
 
 
 def write_index(

@@ -223,7 +223,7 @@ def groups_without_signal(rewards: Float[np.ndarray, " N"], groups: Int[np.ndarr
 #     A[i, k] = N(R)[i] + w N(G)[i, k]    if turn k of attempt i is judged
 #     A[i, k] = N(R)[i]                   if no reward judges it
 #
-# N is the configured advantage (learning/advantages.py): for R over the attempts at the question, for G over the judged
+# N is the configured advantage (`Advantage`): for R over the attempts at the question, for G over the judged
 # turns that are compared. Rewards that judge different turns have an N(G) each, and these are added. MT-GRPO (arXiv
 # 2505.11821) has two turns with g = 0; GiGPO (arXiv 2505.10978) compares turns at equal states.
 #

@@ -56,7 +56,7 @@ class Batch:
     negative_advantages: Float[Array, "M D W"] | None = None
     images: VisionInputs | None = None  # [M, D, P, ...]; None if no sequence has an image
     image_index: Int[Array, "M D W"] | None = None  # index of the token's feature among its shard's images; -1: none
-    segment_ends: Int[Array, "M D W"] | None = None  # set if sequences share tokens: learning/batch.py
+    segment_ends: Int[Array, "M D W"] | None = None  # set if sequences share tokens (`bundles`)
     routes: Int[Array, "M D W L C"] | None = None  # the sampler's experts of each token; None: routers choose
 
 
@@ -69,7 +69,7 @@ class BatchLayout:
         sequences may share a row; segment ids separate them.
       micro_tokens: tokens of one micro-batch (more if the longest bucket needs it).
       model: the model of the sequences, which decides how positions and images are laid out. Default: a text model.
-      share: compute common beginnings of sequences once (learning/batch.py).
+      share: compute common beginnings of sequences once (`bundles`).
       replay: batches hold the experts that the sampler chose (`Sequence.routes`).
 
     Raises:
@@ -140,7 +140,7 @@ class BatchLayout:
           weights: per sequence, the loss weight of each of its tokens ([T], 0 on fed tokens).
           advantages: per sequence, one number, or one per token.
           ref_logprobs: per sequence, the reference policy's log-probability of each token; zeros if None.
-          merge: sequences that share tokens may be trained on the same ones (learning/batch.py says when).
+          merge: sequences that share tokens may be trained on the same ones (the comment above `Bundle` says when).
 
         Raises:
           ValueError: a sequence is longer than the largest bucket.

@@ -16,8 +16,8 @@ import urllib.parse
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
+from routerl_jax.core.background import shared_loop
 from routerl_jax.core.packages import needs
-from routerl_jax.services.background import shared_loop
 
 # --- what a reply asks of its client -----------------------------------------------------------------------------------
 # What an HTTP reply asks of its client: to try again, when, at another path, or to read an error under status 200.

@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from routerl_jax.core.background import shared_loop
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Message
 from routerl_jax.models.images import image_uri
 from routerl_jax.services import faults
-from routerl_jax.services.background import shared_loop
 from routerl_jax.services.base import Completion, with_schema
 from routerl_jax.services.config import ChatModelConfig, EndpointConfig
 from routerl_jax.services.http import HttpClient, HttpError, ReplyError, error_of, secret

@@ -21,12 +21,12 @@ import numpy as np
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Request
+from routerl_jax.core.background import run_coroutine
 from routerl_jax.core.text import folded, states
 from routerl_jax.core.types import Call, Demonstration, DemonstrationStep, Example, Passage
 from routerl_jax.data.gold_paths import GoldHop, gold_passages, gold_path, known_path, sub_questions, without_aside
 from routerl_jax.rewards.metrics import NORMALIZERS
 from routerl_jax.rewards.retrieval import telling
-from routerl_jax.services.background import run_coroutine
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
 _BATCH = 256  # searches at a time

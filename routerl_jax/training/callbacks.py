@@ -135,7 +135,7 @@ def own_callbacks(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Callba
 def running(
     callbacks: Iterable[Callback], training: Training, own: Mapping[str, Callback], kept: Mapping[str, Any]
 ) -> Iterator[None]:
-    """Around the steps of a session: starts the callbacks, and finishes them however it ends.
+    """Around the steps of a session: starts the callbacks, and finishes those that have started, however it ends.
 
     Args:
       callbacks: all, in the order in which they are called.
@@ -143,19 +143,22 @@ def running(
       kept: states of these in the checkpoint that the run goes on from, by name.
     """
     error: BaseException | None = None
-    for callback in callbacks:
-        callback.on_start(training)
-    for name in kept:
-        if name in own:
-            own[name].restore(kept[name])
+    started: list[Callback] = []
     try:
+        for callback in callbacks:
+            callback.on_start(training)
+            started.append(callback)
+        for name in kept:
+            if name in own:
+                own[name].restore(kept[name])
         yield
     except BaseException as raised:
         error = raised
         raise
     finally:
-        for callback in callbacks:
-            callback.on_finish(error)
+        with contextlib.ExitStack() as finishing:  # all of them, in order, even if one of them fails
+            for callback in reversed(started):
+                finishing.callback(callback.on_finish, error)
 
 
 def states(own: Mapping[str, Callback]) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class TrainConfig:
 
     # rl: reinforcement learning; sft: a whole run of supervised learning on demonstrations
     kind: Literal["rl", "sft"] = "rl"
-    # name in recipes.RECIPES: search, search_r1, r1_searcher, routerag, r1_router, mmsearch_r1, vrag_rl
+    # name in recipes.recipe.RECIPES: search, search_r1, r1_searcher, routerag, r1_router, mmsearch_r1, vrag_rl
     recipe: str = "search"
     # modules of your own that register what has no dotted path, such as a model family; imported before anything else
     imports: tuple[str, ...] = ()

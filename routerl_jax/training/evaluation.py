@@ -49,8 +49,8 @@ def evaluation_questions(config: TrainConfig) -> tuple[list[Example], list[Examp
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluation(Callback):
-    """Scores the policy: on the validation questions every config.evaluation.every steps, and on the test questions at the end
-    of every stage and for the final table.
+    """Scores the policy: on the validation questions every config.evaluation.every steps, and on the test questions for the
+    final table.
 
     Attributes:
       agent: the run's agent as it is evaluated.
@@ -80,8 +80,6 @@ class Evaluation(Callback):
             if settings.canary:
                 with clock("canary"):
                     step.metrics.update(canary(*asked, **self._options()))
-        if settings.stages and self.stages.ended(step.completed):
-            self.keep({step.stage: self.agent}, step.stage)
 
     def table(self, agents: Mapping[str, Agent]) -> dict[str, Any]:
         """The rows of agents with the present policy."""
@@ -114,6 +112,18 @@ class Evaluation(Callback):
         """The settings that tables must share to be combined."""
         judge = {"judge": dict(settings_that_count(self.config.judge))} if self.judge else {}
         return {"questions": len(self.test), "k": self.config.evaluation.k or self.config.agent.k, **judge}
+
+
+class StageEnds(Callback):
+    """Scores the policy on the test questions at the end of every stage, for the table at the end of the run."""
+
+    def __init__(self, evaluation: Evaluation) -> None:
+        self._evaluation = evaluation
+
+    def on_step_end(self, step: Step) -> None:
+        evaluation = self._evaluation
+        if evaluation.config.evaluation.stages and evaluation.stages.ended(step.completed):
+            evaluation.keep({step.stage: evaluation.agent}, step.stage)
 
 
 def check_names(config: TrainConfig, judged: Agent) -> None:

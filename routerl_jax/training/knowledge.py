@@ -20,6 +20,7 @@ from typing import Any
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Request
+from routerl_jax.core.background import run_coroutine
 from routerl_jax.core.buckets import fetched, in_bucket, path_of, url_of
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.files import cache_directory
@@ -37,7 +38,6 @@ from routerl_jax.knowledge.web.snapshot import MANIFEST as RECORDED
 from routerl_jax.knowledge.web.snapshot import holds_records
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import mirrored
-from routerl_jax.services.background import run_coroutine
 from routerl_jax.training.atlas_sources import ATLAS, atlas_passages, atlas_triples, shows_pages, written_passages
 from routerl_jax.training.config import KnowledgeConfig, TrainConfig, WebSnapshotConfig
 
@@ -524,7 +524,7 @@ def _own_schema(name: str, spec: str) -> ToolSchema:
             close()
     if not isinstance(schema, ToolSchema):
         raise ValueError(
-            f"config.knowledge.{name}: its schema is a {type(schema).__name__}; give a core.tool_schema.ToolSchema"
+            f"config.knowledge.{name}: its schema is a {type(schema).__name__}; give a core.types.ToolSchema"
         )
     return schema
 

@@ -43,6 +43,7 @@ from routerl_jax.training.controls import ControlStarts, check_controls, run_con
 from routerl_jax.training.credit import NotFinite
 from routerl_jax.training.evaluation import (
     Evaluation,
+    StageEnds,
     before_agents,
     check_calibration,
     check_names,
@@ -180,7 +181,7 @@ class _Session:
         self.run = Run(config, self.workdir, model, mesh, loss, first.updates, resume, keeps)
         multihost.on_main(lambda: keep_inputs(config, self.workdir))
         self.engine.update(self.run.served_params(), self.run.start)
-        # of earlier sessions; a run that is stopped goes back to a checkpoint of its own
+        # of earlier sessions; copied, because a run that is stopped goes back to a checkpoint, which replaces `run.restored`
         self.seconds_earlier: dict[str, float] = self.run.restored.get("seconds", {})
         self.counted_earlier: dict[str, Any] = self.run.restored.get("tools", {})
         if self.run.restored:
@@ -205,6 +206,7 @@ class _Session:
             *self.own.values(),
             # before checkpoints: a run that is killed in between must not lack this row
             self.run.writer,
+            StageEnds(self.evaluation),
             self.watch,
             ControlStarts(self.run, self._start_of_controls),
             checkpointing,

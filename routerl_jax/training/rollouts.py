@@ -34,7 +34,7 @@ class Rollouts:
       refills: rounds in which groups were replaced.
       version: the engine's version of the weights.
       driver, engine: statistics of the driver and the engine.
-      tools: metrics of the tools' stages (`tool_counts.tool_metrics`).
+      tools: metrics of the tools' stages (`health.tool_metrics`).
       partial: metrics of attempts that are under way from step to step (`PartialRollouts.metrics`).
       seconds: seconds by part: rollout, reward.
     """

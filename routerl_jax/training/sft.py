@@ -105,6 +105,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
         Checkpointing(run, watch, lambda _: {"watch": watch.state(), **states(own)}, Clock()),
     ]
     training = Training(config=config, workdir=workdir, learner=run.learner, start=run.start)
+    alarm: Alarm | None = None
     with (
         running(callbacks, training, own, run.restored.get("callbacks", {})),
         Bar(range(run.start, config.steps), initial=run.start, **shown) as bar,
@@ -125,7 +126,9 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
             except NotFinite as error:
                 alarm = Alarm(step, error.metric, str(error))
             if alarm:
-                raise RunStopped(_stopped(run, alarm))
+                break
+    if alarm:
+        raise RunStopped(_stopped(run, alarm))
     if complaint := _nothing_learnt(run, fitting, source):
         if config.watch.idle and config.steps >= config.watch.idle:
             run.finish(export=False)

@@ -39,3 +39,11 @@ def test_every_extra_that_is_advised_exists(monkeypatch: pytest.MonkeyPatch) -> 
             asked |= set(names.split(","))
     assert {"scann", "web", "pages"} <= asked
     assert asked <= set(told["extras_require"])
+
+
+def test_make_check_names_tests_that_exist() -> None:
+    listed = re.search(
+        r"^CORE := \$\(addprefix tests/,(.+?)\)$", (ROOT / "Makefile").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert listed is not None
+    assert [name for name in listed[1].replace("\\", " ").split() if not (ROOT / "tests" / name).exists()] == []

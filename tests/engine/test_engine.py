@@ -394,6 +394,25 @@ def test_after_a_program_that_failed_conversations_are_fed_anew(monkeypatch, pro
     assert [done[id(stream)].tokens for stream in streams] == [turn.tokens for turn in expected]
 
 
+def test_a_second_engine_of_the_same_model_compiles_nothing_and_has_its_own_weights():
+    """Programs are shared; weights are not a part of them. Another length of rows has programs of its own."""
+    prompt, made = prompts(1, 3, 20, 30)[0], []
+    for seed, length in ((0, 112), (0, 112), (5, 112), (0, 144)):
+        engine = Engine(tiny.model(seed=seed), rows=4, max_length=length)
+        stream = engine.open(prompt)
+        engine.request(stream, max_tokens=12, sampling=GREEDY)
+        finish(engine)
+        sequence = stream.ledger.sequence()
+        made.append((sequence.tokens.tolist(), sequence.logprobs.tolist(), engine.compilations))
+    first, same, other, longer = made
+    assert first[2] > 0
+    assert (same[2], other[2]) == (0, 0)
+    assert longer[2] > 0
+    assert first[0] == same[0]
+    assert first[1] == same[1]
+    assert first[1] != other[1]
+
+
 def test_compilations_are_counted_and_stop_after_warm_up(as_on_cpu):
     as_on_cpu(False)  # the sizes of a GPU
     engine = Engine(tiny.model(), rows=16, max_length=256)

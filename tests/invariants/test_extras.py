@@ -34,7 +34,7 @@ def test_the_core_can_be_imported_without_any_extra() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
-def test_a_run_loads_only_what_it_uses() -> None:
+def test_the_loop_imports_only_what_it_uses() -> None:
     """Recipes, and packages that take long, come when a configuration names or a run needs them."""
     code = (
         "import sys\n"

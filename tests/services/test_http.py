@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.services.background import shared_loop
+from routerl_jax.core.background import shared_loop
 from routerl_jax.services.http import open_session
 
 pytest.importorskip("aiohttp", reason="HTTP clients need the extra `web`")

@@ -12,9 +12,9 @@ from typing import Any
 
 from routerl_jax.training import config as schema
 
-_SCHEMA = tuple(f"routerl_jax/training/{name}.py" for name in ("config", "sections", "learner_config"))
+_SCHEMA = tuple(f"routerl_jax/training/{name}.py" for name in ("config", "sections"))
 # Copying, comparing, printing and checking a configuration reads every field and uses none; `in_stage` applies a stage's.
-_BOOKKEEPING = (dataclasses.__file__, "<string>", "routerl_jax/core/config.py", "routerl_jax/core/config.py", *_SCHEMA)
+_BOOKKEEPING = (dataclasses.__file__, "<string>", "routerl_jax/core/config.py", *_SCHEMA)
 
 
 def sections(cls: type = schema.TrainConfig) -> list[type]:

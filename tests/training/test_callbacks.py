@@ -3,12 +3,12 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from routerl_jax.training import config as schema
-from routerl_jax.training.callbacks import Alarm, Callback, Step, Training, own_callbacks
+from routerl_jax.training.callbacks import Alarm, Callback, Step, Training, end_step, own_callbacks, running
 from routerl_jax.training.loggers import read_metrics
 from routerl_jax.training.rl import train_rl
 from routerl_jax.training.watch import RunStopped
@@ -104,3 +104,49 @@ def test_what_is_no_callback_or_takes_other_settings_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
         own_callbacks(callbacks)
+
+
+def test_after_an_alarm_those_that_save_do_not_see_the_step() -> None:
+    seen: list[str] = []
+
+    class Noted(Callback):
+        def __init__(self, name: str, alarm: Alarm | None = None) -> None:
+            self._name, self._alarm = name, alarm
+
+        def on_step_end(self, step: Step) -> Alarm | None:
+            seen.append(self._name)
+            return self._alarm
+
+    class Saving(Noted):
+        saves = True
+
+    first, second = (Alarm(3, name, "bad") for name in ("a", "b"))
+    callbacks = [Saving("before"), Noted("first", first), Saving("after"), Noted("second", second)]
+    assert end_step(callbacks, Step(number=3, metrics={})) is first
+    assert seen == ["before", "first", "second"]
+
+
+def test_those_that_have_started_are_finished_in_order_whatever_fails(tmp_path: pathlib.Path) -> None:
+    told: list[tuple[str, BaseException | None]] = []
+
+    class Told(Callback):
+        def __init__(self, name: str, fails: str = "") -> None:
+            self._name, self._fails = name, fails
+
+        def on_start(self, training: Training) -> None:
+            if self._fails == "start":
+                raise OSError("start")
+
+        def on_finish(self, error: BaseException | None = None) -> None:
+            told.append((self._name, error))
+            if self._fails == "finish":
+                raise OSError("finish")
+
+    training = Training(config=None, workdir=tmp_path, learner=cast(Any, None))
+    with pytest.raises(OSError, match="finish"), running([Told("a", "finish"), Told("b")], training, {}, {}):
+        raise KeyError("step")
+    assert [(name, type(error)) for name, error in told] == [("a", KeyError), ("b", KeyError)]
+    told.clear()
+    with pytest.raises(OSError, match="start"), running([Told("a"), Told("b", "start"), Told("c")], training, {}, {}):
+        pass
+    assert [(name, type(error)) for name, error in told] == [("a", OSError)]

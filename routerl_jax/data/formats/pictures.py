@@ -130,7 +130,7 @@ class InfoSeek(FlashRag):
     thousand.
 
     `answer_eval` has the answers that the data set's scorer accepts: a list of strings (accepted answers) or of `{wikidata,
-    range: [low, high]}`. The ranges go to `metadata["answer_ranges"]` (rewards.ranges). Pictures are those of OVEN:
+    range: [low, high]}`. The ranges go to `metadata["answer_ranges"]` (rewards.metrics). Pictures are those of OVEN:
     `images/IMAGE_ID.jpg` beside the file, or paths under `image`.
     """
 

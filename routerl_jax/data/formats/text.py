@@ -278,17 +278,16 @@ class HippoRag(QuestionFormat):
             raise location.error("no answers; give them under 'answer'")
         used_keys = (*_EVERY_ANSWER_KEY, "answer_aliases", "id", "_id", "question", "paragraphs", "contexts")
         metadata: dict[str, Any] = {key: value for key, value in row.items() if key not in used_keys}
-        metadata |= self._gold(row, location)
+        metadata |= self._gold(_paragraphs(row, location))
         return Example(id=example_id(row, location), question=question, answers=answers, metadata=metadata)
 
     def passages(self, row: Row, location: RowLocation) -> list[Passage]:
         return [item for item, _ in _paragraphs(row, location).values()]
 
     @staticmethod
-    def _gold(row: Row, location: RowLocation) -> dict[str, Any]:
-        """The `metadata` fields of the gold paragraphs; {} if the row has no paragraphs."""
-        paragraphs = _paragraphs(row, location).values()
-        return gold_fields([item for item, gold in paragraphs if gold is not False]) if paragraphs else {}
+    def _gold(paragraphs: Mapping[int, tuple[Passage, bool | None]]) -> dict[str, Any]:
+        """The `metadata` fields of the gold paragraphs; {} if there are no paragraphs."""
+        return gold_fields([item for item, gold in paragraphs.values() if gold is not False]) if paragraphs else {}
 
 
 def _paragraphs(row: Row, location: RowLocation) -> dict[int, tuple[Passage, bool | None]]:
@@ -350,9 +349,9 @@ class Musique(HippoRag):
         name = example_id(row, location)
         if "__" in name:  # 2hop, 3hop1, 4hop3, ...
             metadata.setdefault("type", name.split("__")[0])
-        metadata |= self._gold(row, location)
+        by_number = _paragraphs(row, location)
+        metadata |= self._gold(by_number)
         if "question_decomposition" in row:
-            by_number = _paragraphs(row, location)
             metadata["decomposition"] = _decomposition(row["question_decomposition"], by_number, location)
         return Example(id=name, question=question, answers=answers, metadata=metadata)
 
@@ -396,7 +395,7 @@ class PopQA(HippoRag):
         metadata |= {key: names for key, names in aliases.items() if key != "possible_answers"}
         if "prop" in row:
             metadata.setdefault("type", row["prop"])
-        metadata |= self._gold(row, location)
+        metadata |= self._gold(_paragraphs(row, location))
         return Example(id=example_id(row, location), question=question, answers=answers, metadata=metadata)
 
 

@@ -38,7 +38,7 @@ USUAL = "trained"  # row of the policy as the run evaluated it, on the questions
 
 
 class Trials:
-    """Greedy trials on a run's first test questions. Each returns `evaluation.analysis.behaviour` by name.
+    """Greedy trials on a run's first test questions. Each returns `extras.analysis.numbers.behaviour` by name.
 
     Args:
       config: the run's configuration.

@@ -310,7 +310,9 @@ def _benchmark(name: str, config: ComparisonConfig) -> Benchmark:
         return config.own[name]
     benchmark = BENCHMARKS.get(name)
     if not isinstance(benchmark, Benchmark):
-        raise ValueError(f"benchmark {name!r} is a {type(benchmark).__name__}; name a comparison.benchmarks.Benchmark")
+        raise ValueError(
+            f"benchmark {name!r} is a {type(benchmark).__name__}; name a routerl_jax.extras.comparison.benchmarks.Benchmark"
+        )
     return benchmark
 
 

@@ -29,9 +29,9 @@ from routerl_jax.training.config import (
 class ComparisonConfig:
     """A comparison of agents on benchmarks. All settings are common to all agents."""
 
-    # baselines, recipes and run directories (comparison.agents); --agents of launch.evaluate replaces them
+    # baselines, recipes and run directories (extras.comparison.agents); --agents of launch.evaluate replaces them
     agents: tuple[str, ...] = ("direct", "vanilla_rag")
-    # comparison.benchmarks, or names of `own`; --benchmarks of launch.evaluate replaces them
+    # extras.comparison.benchmarks, or names of `own`; --benchmarks of launch.evaluate replaces them
     benchmarks: tuple[str, ...] = ("atlas",)
     questions: Amount = 200  # the first so many questions of each benchmark; -1: all
     k: Size = 3  # documents per search and knowledge base
@@ -44,7 +44,9 @@ class ComparisonConfig:
     metrics: tuple[str, ...] = ("em", "f1")
     normalizer: str = "search_r1"  # rewards.metrics.NORMALIZERS
     reference: str = ""  # the agent that all others are tested against; empty: every pair of agents is tested
-    papers: tuple[str, ...] = ()  # tables of papers in the report (comparison.papers), such as r1_searcher.table2
+    papers: tuple[
+        str, ...
+    ] = ()  # tables of papers in the report (extras.comparison.papers), such as r1_searcher.table2
     # further agents, by the rows of the papers' tables that they fill: {"grpo": "runs/a", "reinforce_pp": "runs/b"}
     rows: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # directories of other comparisons (of another policy, corpus or encoder) whose rows are added to the papers' tables

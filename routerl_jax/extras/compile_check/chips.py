@@ -14,7 +14,7 @@ from typing import Any
 from routerl_jax.core.packages import install_hint
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Chip:
     """The peaks of one chip. The two cores of a TPU v5p work as one device, so that they count together.
 
@@ -44,51 +44,11 @@ _TPUS, _NVIDIA = "https://docs.cloud.google.com/tpu/docs", "https://www.nvidia.c
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip(
-            name="v5e",
-            peak_flops=197e12,
-            memory_bandwidth=819e9,
-            link_bandwidth=400e9 / 2 / 4,
-            torus_axes=2,
-            hop_latency=_HOP,
-            source=f"{_TPUS}/v5e",
-        ),
-        Chip(
-            name="v5p",
-            peak_flops=459e12,
-            memory_bandwidth=2765e9,
-            link_bandwidth=1200e9 / 2 / 6,
-            torus_axes=3,
-            hop_latency=_HOP,
-            source=f"{_TPUS}/v5p-training",
-        ),
-        Chip(
-            name="v6e",
-            peak_flops=918e12,
-            memory_bandwidth=1600e9,
-            link_bandwidth=800e9 / 2 / 4,
-            torus_axes=2,
-            hop_latency=_HOP,
-            source=f"{_TPUS}/v6e",
-        ),
-        Chip(
-            name="H100",
-            peak_flops=989e12,
-            memory_bandwidth=3.35e12,
-            link_bandwidth=450e9,
-            torus_axes=0,
-            hop_latency=0.0,
-            source=f"{_NVIDIA}/h100 (SXM)",
-        ),
-        Chip(
-            name="H200",
-            peak_flops=989e12,
-            memory_bandwidth=4.8e12,
-            link_bandwidth=450e9,
-            torus_axes=0,
-            hop_latency=0.0,
-            source=f"{_NVIDIA}/h200 (SXM)",
-        ),
+        Chip("v5e", 197e12, 819e9, 400e9 / 2 / 4, 2, _HOP, f"{_TPUS}/v5e"),
+        Chip("v5p", 459e12, 2765e9, 1200e9 / 2 / 6, 3, _HOP, f"{_TPUS}/v5p-training"),
+        Chip("v6e", 918e12, 1600e9, 800e9 / 2 / 4, 2, _HOP, f"{_TPUS}/v6e"),
+        Chip("H100", 989e12, 3.35e12, 450e9, 0, 0.0, f"{_NVIDIA}/h100 (SXM)"),
+        Chip("H200", 989e12, 4.8e12, 450e9, 0, 0.0, f"{_NVIDIA}/h200 (SXM)"),
     )
 }
 _KINDS = {  # jax.Device.device_kind

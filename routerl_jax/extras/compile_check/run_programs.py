@@ -181,7 +181,7 @@ class Program:
       mesh: its devices.
       resident: bytes that a device keeps meanwhile for the run's other programs.
       trips: iterations of loops whose number is an argument: the micro-batches of an update.
-      grouped: share of the rows of grouped products that are in a group (parallel/hlo_costs.count).
+      grouped: share of the rows of grouped products that are in a group (hlo_costs.count).
       useful: FLOPs that the work needs on one device; None: those that the program has.
       decoded: for the program that decodes: steps of a call, and rows of all devices.
       least_bytes: the least that a device moves in a call that decodes: its weights and its cache, once a step.

@@ -45,14 +45,14 @@ class AttemptConfig:
     attempts: Size = 4  # per question: until one is right (keep="first"), or always so many (keep="shortest")
     # which right attempt is kept: the first, or the one with the fewest sub-questions
     keep: Literal["first", "shortest"] = "first"
-    shots: Count = 4  # most worked examples before each chat (curation.attempts); the paper has 8
+    shots: Count = 4  # most worked examples before each chat (extras.curation.attempts); the paper has 8
     retries: Count = 2  # further requests if a reply can't be read
     temperature: NonNegative = 1.0  # temperature of the sampling of replies
     max_tokens: Size = 2048  # most tokens of a reply
     max_document: Count = 2000  # most characters of a document that are shown and written; 0: all
     sees: tuple[str, ...] = ("text_image",)  # knowledge bases that also get the question's picture
     metric: str = ACCURACY  # or one of rewards.metrics.ANSWER_METRICS; an answer is right if it is 1
-    normalizer: str = "vqa"  # rewards.normalize.NORMALIZERS
+    normalizer: str = "vqa"  # rewards.metrics.NORMALIZERS
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_searches <= self.max_searches:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core.background import in_thread
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.data.rounds import RecordedRounds, message_row
@@ -33,7 +34,6 @@ from routerl_jax.extras.curation.job import Batches, ModelUse, Record, ReplyFile
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
-from routerl_jax.services.background import in_thread
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.judge import open_judge
 from routerl_jax.services.load import CachedModel

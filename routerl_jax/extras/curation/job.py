@@ -18,12 +18,12 @@ from typing import Any, Generic, Literal, TypeVar
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.calls import search_calls
+from routerl_jax.core.background import in_thread, shared_loop
 from routerl_jax.core.files import Journal, check_same, write_atomic
 from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.core.types import Call, Message, Query
 from routerl_jax.data.trajectories import AnswerStep, Step
 from routerl_jax.parallel.workdir import directory_lock
-from routerl_jax.services.background import in_thread, shared_loop
 from routerl_jax.services.base import ChatModel, Completion
 from routerl_jax.services.cache import Cache, Entry
 
@@ -323,7 +323,7 @@ async def model_reply(
 
 
 class ReplyFile(Cache):
-    """A cache for `llms.cached.CachedModel` that is a journal: nothing is ever removed.
+    """A cache for `services.load.CachedModel` that is a journal: nothing is ever removed.
 
     After `close`, the file opens again when there is something to write. Values are texts in UTF-8, and all of them are held in
     memory.

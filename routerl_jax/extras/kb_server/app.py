@@ -183,7 +183,7 @@ def create_app(
     Args:
       token: required of every client. With "", for none, pages of other sites are refused (`services.asgi.SameSite`).
       hosts: names under which the server may be asked without a token; "*" for any.
-      mcp: makes the application of an MCP server, whose routes and lifespan are included (`serving.mcp.http_app`).
+      mcp: makes the application of an MCP server, whose routes and lifespan are included (`kb_server.mcp.http_app`).
     """
     with needs("serving", "serve"):
         from starlette.applications import Starlette

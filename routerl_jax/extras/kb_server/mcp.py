@@ -81,7 +81,7 @@ def serve_stdio(served: Sequence[Served], settings: ServerSettings | None = None
 
 
 def http_app(behind: serving.Server, *, host: str = "127.0.0.1") -> Starlette:
-    """Streamable HTTP at /mcp, for `serving.app.create_app`. It is stateless: any replica may answer any request.
+    """Streamable HTTP at /mcp, for `kb_server.app.create_app`. It is stateless: any replica may answer any request.
 
     On the loopback interface, only requests for that host are answered, as a protection against DNS rebinding.
     """

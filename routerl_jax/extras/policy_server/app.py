@@ -52,7 +52,7 @@ class Reply(Protocol):
 
 
 class Model(Protocol):
-    """A policy under a name, alone (`serving.policy`) or with its searches (`serving.answerer`)."""
+    """A policy under a name, alone (`policy_server.policy`) or with its searches (`policy_server.answerer`)."""
 
     @property
     def about(self) -> Mapping[str, Any]:

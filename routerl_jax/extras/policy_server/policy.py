@@ -18,7 +18,7 @@ from routerl_jax.engine.streams import TopLogprobs
 from routerl_jax.extras.policy_server.generator import Admission, ChoiceDelta, Generator
 from routerl_jax.extras.policy_server.protocol import GenerationSettings, Prompt, Prompts, read_chat, read_text
 
-# --- Calls of functions in a served reply, in the forms of agents/tool_forms.py. ---
+# --- Calls of functions in a served reply, in the forms of agents/tool_calls.py. ---
 
 
 _OPENING, _CLOSING = (re.escape(mark) for mark in FORMS["hermes"].marks[:2])
@@ -264,7 +264,7 @@ def _shown(token_bytes: bytes) -> str:
 
 
 class PolicyModel:
-    """A `serving.app.Model` over an engine.
+    """A `policy_server.app.Model` over an engine.
 
     Args:
       admission: shared by all models of a server.
@@ -306,7 +306,7 @@ class PolicyModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyReply:
-    """A `serving.app.Reply` with the policy's text."""
+    """A `policy_server.app.Reply` with the policy's text."""
 
     generator: Generator
     prompts: Sequence[Prompt]

@@ -192,7 +192,7 @@ class SecurityHeaders:
 def serve(runs: Sequence[Run], host: str, port: int) -> None:
     """Serves until SIGTERM or SIGINT; prints the address.
 
-    Anybody who reaches the host and port can read the records; pages of other sites can't (`remote.asgi.SameSite`).
+    Anybody who reaches the host and port can read the records; pages of other sites can't (`services.asgi.SameSite`).
 
     Raises:
       ValueError: it can't listen there, or a package is missing.

@@ -15,13 +15,13 @@ import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from routerl_jax.core.background import gather_bounded, shared_loop
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.base import Counts, KnowledgeBase, StageCounts, TimedResults, query_key
 from routerl_jax.knowledge.client.schema import Documents, document_passage, passage_json, passage_of
 from routerl_jax.knowledge.client.transport import CircuitBreaker, Connection, Retries, Timeouts, Unavailable
 from routerl_jax.models.images import image_uri
-from routerl_jax.services.background import gather_bounded, shared_loop
 from routerl_jax.services.cache import Cache
 from routerl_jax.services.limits import RateLimiter
 

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import httpx2
 
+from routerl_jax.core.background import shared_loop
 from routerl_jax.core.config import NonNegative, Positive, Size, checked
 from routerl_jax.core.time_limit import seconds_left
-from routerl_jax.services.background import shared_loop
 from routerl_jax.services.http import (
     MOST_REDIRECTS,
     bounded,

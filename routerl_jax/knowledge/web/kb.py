@@ -18,6 +18,7 @@ from typing import Any
 from absl import logging
 from jax.sharding import Mesh
 
+from routerl_jax.core.background import shared_loop
 from routerl_jax.core.config import from_config_dict
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Passage, Query, TextAndImage
@@ -30,7 +31,6 @@ from routerl_jax.knowledge.web.search import Hit, WebError
 from routerl_jax.knowledge.web.snapshot import NotRecorded, Record
 from routerl_jax.knowledge.web.stages import Stages
 from routerl_jax.models.images import decode_image, image_digest, is_url
-from routerl_jax.services.background import shared_loop
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cache import MemoryCache, cache_key
 

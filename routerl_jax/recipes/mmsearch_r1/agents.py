@@ -216,7 +216,7 @@ class MMSearchAgent(CallingAgent):
 
     def allowed(self, action: Action, example: Example, earlier: Sequence[Kind]) -> Action:
         """An action after these searches, as it counts."""
-        action = dataclasses.replace(action, query=action.query[: protocol.QUERY_LETTERS])
+        action = bounded(action)
         if action.kind != "search":
             return action
         kind = self.kind_of(action.tool)
@@ -255,9 +255,15 @@ class MMSearchAgent(CallingAgent):
         return self.grammar.words() if self.grammar else protocol.Words()
 
 
+def bounded(action: Action) -> Action:
+    """An action with no more of its query than counts."""
+    return dataclasses.replace(action, query=action.query[: protocol.QUERY_LETTERS])
+
+
 def _written(agent: MMSearchAgent, step: DemonstrationStep) -> str:
     """A turn that searches."""
-    return agent.form.write_search(step.thought, step.query, step.tool)
+    tool = agent.image_tool if agent.kind_of(step.tool) == "image" else agent.text_tool
+    return agent.form.write_search(step.thought, step.query, tool)
 
 
 def picture_query(example: Example) -> Query:
@@ -306,11 +312,11 @@ class RagWorkflow(MMSearchAgent):
             return await chat.final_answer(truncated=True)
         chat.force(await chat.think(chat.reserve + opening + query) + begun)
         turn = await chat.generate(stop=() if form else ("</text_search>",), max_tokens=query)
-        action = read_turn(turn, chat.protocol)
+        action = read_turn(turn, chat.protocol, bounded)
         if action.kind != "search":
             return await chat.final_answer(chat.protocol.reminder(action.error))
         searches.append("text")
-        await self.search(action.query[: protocol.QUERY_LETTERS], chat, tools, searches)
+        await self.search(action.query, chat, tools, searches)
         return await chat.final_answer()
 
 

@@ -75,7 +75,7 @@ class StepProtocol:
         """How a route names its knowledge base. After the sub-question `none` there is no choice."""
         return retriever_choices(self.tools, lambda text: self.parse_route(text).kind == "search")
 
-    # --- whether the policy calls functions (`calls.StepCalls` does) ---
+    # --- whether the policy calls functions (`StepCalls` does) ---
 
     @property
     def functions(self) -> tuple[dict[str, Any], ...]:

@@ -1,4 +1,4 @@
-"""The peers' endpoints, asked as the peers' own clients ask and read as they read (files named in serving/adapters.py)."""
+"""The peers' endpoints, asked as the peers' own clients ask and read as they read (files named in kb_server/adapters.py)."""
 
 import re
 

@@ -74,7 +74,7 @@ def _walked(made: Episode) -> Episode:
 
 
 def tokens(text: str) -> list[dict[str, Any]]:
-    """As `training.episode_log` writes them: what was fed, then a sampled token per word."""
+    """As `training.step` writes them: what was fed, then a sampled token per word."""
     words = [f"{word} " for word in text.split()]
     return [
         {

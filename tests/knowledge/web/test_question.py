@@ -12,6 +12,7 @@ import pytest
 
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Request
+from routerl_jax.core.background import run_coroutine
 from routerl_jax.core.types import Passage, Query, TextAndImage
 from routerl_jax.knowledge.base import KnowledgeBase, checked_query, query_key, with_question
 from routerl_jax.knowledge.cassette import Cassette
@@ -19,7 +20,6 @@ from routerl_jax.knowledge.client.kb import HttpKB
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.web.config import mmsearch_r1
 from routerl_jax.knowledge.web.stages import made_with
-from routerl_jax.services.background import run_coroutine
 from routerl_jax.services.cache import MemoryCache
 from routerl_jax.services.config import ChatModelConfig
 from tests.extras.kb_server.servers import serving as served

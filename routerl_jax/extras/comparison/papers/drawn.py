@@ -20,7 +20,7 @@ from routerl_jax.extras.comparison.papers.table import NAMED, RECIPE, agent_rows
 from routerl_jax.parallel.platform import split_cpu
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.controls import control_directory
-from routerl_jax.training.load import TRAINED, load_config
+from routerl_jax.training.load import TRAINED, load_config, policy_records
 from routerl_jax.training.loggers import read_metrics
 
 PASSAGES = (1, 2, 3, 5)  # numbers of documents, or of pages, that a run's policy tries
@@ -40,7 +40,7 @@ def draw_figures(
     """Draws figures, each as NAME.png in `output`. The trials of a run's policy for it are in NAME.json.
 
     Args:
-      names: names in comparison.papers.known.PAPER_FIGURES, such as r1_searcher.figure2.
+      names: names in extras.comparison.papers.known.PAPER_FIGURES, such as r1_searcher.figure2.
       directory: directory of a run (launch.train) or of a comparison (launch.evaluate); None: only `rows` are drawn.
       rows: runs by the keys of a figure's methods. Of a comparison: its agents.
       ks: numbers of documents, or of pages, that a run's policy tries, for figures that need it.
@@ -83,14 +83,11 @@ def _with_trials(measured: Measured, tries: str, trial_rows: Mapping[int, Any]) 
 
 def _run_trials(workdir: pathlib.Path, tries: str, ks: Sequence[int], limit: int) -> dict[int, Any]:
     """Results of a run's policy with other numbers of documents, or as vanilla RAG with other numbers of pages."""
-    from routerl_jax.extras.analysis.trials import Trials
-    from routerl_jax.training import (
-        load,  # heavy: the engine
-    )
+    from routerl_jax.extras.analysis.trials import Trials  # heavy: the engine
 
-    config = load.load_config(workdir)
+    config = load_config(workdir)
     split_cpu(config.mesh.cpu_devices)
-    trials = Trials(config, workdir, load.policy_records(config, workdir)[load.TRAINED], limit)
+    trials = Trials(config, workdir, policy_records(config, workdir)[TRAINED], limit)
     if tries == "pages":
         return trials.pages_at_once(ks)
     return {int(k): row for k, row in trials.top_k(ks).items()}

@@ -279,7 +279,7 @@ def parts(measured: Measured, metrics: Collection[str]) -> dict[str, dict[str, R
 
 
 def behaviours(measured: Measured, pools: Mapping[str, str] | None = None) -> dict[str, dict[str, dict[str, Any]]]:
-    """`evaluation.analysis.behaviour` of the records, by the same parts.
+    """`extras.analysis.numbers.behaviour` of the records, by the same parts.
 
     Args:
       pools: the name of the pool that a benchmark joins, by its name. Other benchmarks stay alone.

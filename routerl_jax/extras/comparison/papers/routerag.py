@@ -134,7 +134,7 @@ def documents(measured: Measured) -> Any:
 
 
 def _metric_of(row: Mapping[str, Any], metric: str) -> float | None:
-    """A metric of a row, which may be of evaluation.analysis.behaviour."""
+    """A metric of a row, which may be of extras.analysis.numbers.behaviour."""
     return row.get(metric, row.get("searches") if metric == "searches_per_question" else None)
 
 
