@@ -262,8 +262,8 @@ def test_a_dry_run_calls_nothing(world: pathlib.Path) -> None:
     assert calls(world) == ""
 
 
-_, _, EXAMPLES = (ROOT / "docs" / "clusters.md").read_text().partition("\n## What the commands")
-SETTINGS, *SECTIONS = EXAMPLES.split("\n## ")
+_, _, PAGE = (ROOT / "docs" / "clusters.md").read_text().partition("\n## What the commands")
+SETTINGS, *SECTIONS = PAGE.partition("\n## Scale\n")[0].split("\n## ")
 
 
 def commands(text: str) -> str:

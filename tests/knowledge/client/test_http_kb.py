@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from routerl_jax.core import background
 from routerl_jax.core.time_limit import time_limit
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.extras.kb_server.app import Served, ServerSettings, create_app
@@ -27,7 +28,7 @@ from routerl_jax.knowledge.client.schema import Limits
 from routerl_jax.knowledge.client.transport import CircuitBreaker, RequestRefused, Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.services import background, limits
+from routerl_jax.services import limits
 from routerl_jax.services.cache import LayeredCache, MemoryCache, RedisCache
 from routerl_jax.services.limits import LocalRateLimiter, RedisRateLimiter
 from tests.clock import Clock
