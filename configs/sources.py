@@ -58,7 +58,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
             model=schema.ModelConfig(
                 path="SmolLM2-135M-Instruct",
                 dtype="float32",
-                lora=LoraConfig(rank=16, alpha=32.0),
+                lora=LoraConfig(rank=8, alpha=16.0),
             ),
             mesh=schema.MeshConfig(cpu_devices=1),
             engine=schema.EngineConfig(rows=64, max_length=768),
@@ -71,12 +71,13 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
                 validation=questions and f"{questions}validation.jsonl",
                 test=questions and f"{questions}test.jsonl",
             ),
-            rollout=schema.RolloutConfig(examples=12, samples=2, forks=1),
+            rollout=schema.RolloutConfig(examples=21, samples=1, forks=1),
             stages={"main": schema.StageConfig(reward={"em": 1.0, "format": 0.1})},
             learner=schema.LearnerConfig(
                 advantage="batch_std",
                 credit="counterfactual",
                 forks=schema.ForkCreditConfig(weights="even"),
+                drop_tails=True,
                 minibatches=2,
                 loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, min_entropy=0.02),
                 optimizer=_optimizer(2e-4, "linear", 3, 0.2),
@@ -89,7 +90,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
             ),
             checkpoint=schema.CheckpointConfig(every=2),
             warm_start=schema.WarmStartConfig(
-                steps=60, demonstrations="drawn", examples=16, optimizer=_optimizer(1e-3, "cosine", 4, 0.1)
+                steps=48, demonstrations="drawn", examples=16, optimizer=_optimizer(1e-3, "cosine", 4, 0.1)
             ),
         )
     )

@@ -268,6 +268,18 @@ class Sequence:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def first(self, length: int) -> Sequence:
+        """Its first `length` tokens, and the images that begin among them."""
+        return Sequence(
+            tokens=self.tokens[:length],
+            loss_mask=self.loss_mask[:length],
+            logprobs=self.logprobs[:length],
+            positions=self.positions[:, :length],
+            versions=self.versions[:length],
+            images=tuple((start, image) for start, image in self.images if start < length),
+            routes=None if self.routes is None else self.routes[:length],
+        )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Branch:

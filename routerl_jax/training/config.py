@@ -291,7 +291,7 @@ class TrainConfig:
                 "config.learner.loss.kl_coef and config.learner.reward_kl_coef are both set; use one",
             ),
             (
-                self.kind == "sft" or self.rollout.samples > 1 or not grouped,
+                self.kind == "sft" or self.rollout.samples > 1 or self.rollout.forks > 0 or not grouped,
                 f"config.learner.advantage={advantage!r} compares attempts: set config.rollout.samples above 1"
                 + (" (or let it say that it compares none: @advantage(grouped=False))" if ":" in advantage else ""),
             ),

@@ -339,6 +339,9 @@ class LearnerConfig:
     # smallest standard deviation of rewards by which an advantage is divided (grpo, batch_std)
     std_floor: NonNegative = 0.0
     drop_no_signal: bool = True  # leave out groups whose rewards are all equal (reinforce_pp keeps them)
+    # leave out the tokens after a sequence's last advantage. The update is the same without them, unless the loss has terms of
+    # all tokens. It pays with credit="counterfactual" and one sample a question, where the choice alone has an advantage
+    drop_tails: bool = False
     leave_out: tuple[str, ...] = ()  # episodes that are not trained on (learning.advantages): void_turns, overlong
     minibatches: Size = 1  # updates per step
     # how losses of tokens become one: mean over tokens, over sequences, or a sum with a constant divisor (learning.losses)
@@ -398,6 +401,18 @@ class LearnerConfig:
             raise ValueError(
                 f"config.learner.aggregation_tokens={self.aggregation_tokens} is of aggregation='constant', and it is "
                 f"{self.aggregation!r}: set it to 0"
+            )
+        loss = self.loss
+        for name in ("kl_coef", "entropy_coef", "balance_coef", "measure_entropy"):
+            if self.drop_tails and getattr(loss, name):
+                raise ValueError(
+                    f"config.learner.drop_tails does not go with config.learner.loss.{name}={getattr(loss, name)}, which is of all "
+                    "tokens: switch one of them off"
+                )
+        if self.drop_tails and loss.ratio != "token":
+            raise ValueError(
+                f"config.learner.drop_tails does not go with config.learner.loss.ratio={loss.ratio!r}, which is of whole sequences: "
+                "switch drop_tails off"
             )
         self._check_ratio()
 

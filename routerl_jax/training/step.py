@@ -127,7 +127,7 @@ def _learn(
         **updates.metrics(),
         "actor/trained_sequences": len(credit.keep),
         "perf/trained_tokens": updates.computed,
-        "perf/trained_tokens_unshared": sum(len(sequences[i]) for i in credit.keep),
+        "perf/trained_tokens_unshared": updates.unshared,
     }
     return metrics, credit
 
@@ -144,13 +144,18 @@ def _update(
 ) -> None:
     """One update on some of the sequences. `learned` have the log-probabilities at which ratios are 1."""
     settings, learner = stage.config.learner, run_.learner
-    chosen = [learned[i] for i in minibatch]
+    constant = stage.config.aggregation_constant
+    weights = credit.token_weights(sequences, minibatch, settings.aggregation, constant)
+    advantages = [credit.advantages[i] for i in minibatch]
+    sampled, chosen = [sequences[i] for i in minibatch], [learned[i] for i in minibatch]
+    ends = [int(np.flatnonzero(np.abs(values) > NO_ADVANTAGE).max(initial=-1)) + 1 for values in advantages]
+    if settings.drop_tails and any(ends):
+        rest = [(i, end) for i, end in enumerate(ends) if end]
+        sampled, chosen = [sampled[i].first(end) for i, end in rest], [chosen[i].first(end) for i, end in rest]
+        weights, advantages = [weights[i][:end] for i, end in rest], [advantages[i][:end] for i, end in rest]
 
     def work() -> tuple[dict[str, float], np.ndarray, BatchIndex]:
         with clock("update"):
-            constant = stage.config.aggregation_constant
-            weights = credit.token_weights(sequences, minibatch, settings.aggregation, constant)
-            advantages = [credit.advantages[i] for i in minibatch]
             batch, index = run_.layout.build(chosen, weights, advantages, merge=settings.loss.merges)
         if settings.loss.kl_coef and not settings.loss.exact_kl:
             with clock("reference"):
@@ -161,9 +166,9 @@ def _update(
     metrics, logprobs, index = learner.within_memory(work)
     updates.add(
         metrics,
-        sampled=[sequences[i] for i in minibatch],
+        sampled=sampled,
         scored=[lp[s.loss_mask] for s, lp in zip(chosen, index.split(logprobs))],
-        gains=[credit.advantages[i][sequences[i].loss_mask] > 0 for i in minibatch],
+        gains=[values[s.loss_mask] > 0 for s, values in zip(chosen, advantages)],
         tokens=index.tokens,
     )
 
@@ -175,6 +180,7 @@ class _Updates:
         self._step = step
         self.gap: dict[str, float] = {}
         self.computed = 0  # tokens
+        self.unshared = 0  # tokens, if each sequence were computed alone
         self._behaviour: list[np.ndarray] = []
         self._current: list[np.ndarray] = []
         self._promoted: list[np.ndarray] = []
@@ -210,6 +216,7 @@ class _Updates:
         self._current += scored
         self._promoted += [logprobs[gain] for logprobs, gain in zip(scored, gains)]
         self.computed += tokens
+        self.unshared += sum(map(len, sampled))
         for name, value in metrics.items():
             self._sums.setdefault(f"actor/{name}", []).append(value)
 

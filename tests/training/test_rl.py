@@ -278,3 +278,32 @@ def test_the_estimate_is_the_median_step_s() -> None:
     assert "about 1 minute of training" in rl.estimate([6.0], 10)
     assert "about 2 minutes of training" in rl.estimate([6.0], 19)
     assert rl.estimate([30.0] * 10, 590).startswith("30.0 s a step: about 4.9 hours")
+
+
+def first_token_alone(episodes: Any, rewards: Any, groups: Any, advantage: Any, settings: Any) -> list[np.ndarray]:
+    """A kind of credit: a conversation's first sampled token gets all of it, but that of a second conversation nothing."""
+    result = []
+    for episode, value in zip(episodes, advantage(rewards, groups)):
+        for number, sequence in enumerate(episode.sequences):
+            result.append(np.zeros(len(sequence)))
+            result[-1][np.argmax(sequence.loss_mask)] = 0.0 if number else value
+    return result
+
+
+def test_tails_without_advantage_change_no_update(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    credit = "tests.training.test_rl:first_token_alone"
+    lengths, weights = [], []
+    for drop in (False, True):
+        stepped: list[Run] = []
+        monkeypatch.setattr(Run, "served_params", lambda run_, of=Run.served_params: stepped.append(run_) or of(run_))
+        with monkeypatch.context() as patch:
+            _, batches = take_step(tmp_path / str(drop), patch, "given", credit=credit, drop_tails=drop)
+        lengths.append(sorted(len(one["tokens"]) for batch in batches for one in batch))
+        weights.append(jax.tree.leaves(stepped[0].learner.params))
+    kept = [e for e in recorded_episodes() if e.example.id != "1"]
+    assert lengths[0] == sorted(len(s) for episode in kept for s in episode.sequences)
+    assert lengths[1] == sorted(int(np.argmax(e.sequences[0].loss_mask)) + 1 for e in kept)
+    before = jax.tree.leaves(nnx.state(tiny.model(), nnx.Param))
+    assert max(float(jnp.abs(a - b).max()) for a, b in zip(weights[0], before)) > 1e-7
+    for whole, cut in zip(*weights):
+        np.testing.assert_allclose(cut, whole, atol=1e-7)
