@@ -402,18 +402,18 @@ class LearnerConfig:
                 f"config.learner.aggregation_tokens={self.aggregation_tokens} is of aggregation='constant', and it is "
                 f"{self.aggregation!r}: set it to 0"
             )
-        loss = self.loss
-        for name in ("kl_coef", "entropy_coef", "balance_coef", "measure_entropy"):
-            if self.drop_tails and getattr(loss, name):
+        if self.drop_tails:
+            of_all = [
+                name
+                for name in ("kl_coef", "entropy_coef", "balance_coef", "measure_entropy")
+                if getattr(self.loss, name)
+            ]
+            if of_all or self.loss.ratio != "token":
+                name = of_all[0] if of_all else "ratio"
                 raise ValueError(
-                    f"config.learner.drop_tails does not go with config.learner.loss.{name}={getattr(loss, name)}, which is of all "
-                    "tokens: switch one of them off"
+                    f"config.learner.drop_tails does not go with config.learner.loss.{name}={getattr(self.loss, name)!r}, "
+                    "which is about all tokens of a sequence: switch drop_tails off"
                 )
-        if self.drop_tails and loss.ratio != "token":
-            raise ValueError(
-                f"config.learner.drop_tails does not go with config.learner.loss.ratio={loss.ratio!r}, which is of whole sequences: "
-                "switch drop_tails off"
-            )
         self._check_ratio()
 
     def _check_ratio(self) -> None:

@@ -322,6 +322,11 @@ def test_unknown_parts_of_the_objective_are_named() -> None:
     for learner, message in (
         ({"advantage": "grop"}, "config.learner: unknown advantage 'grop'; did you mean 'grpo'?"),
         ({"loss": {"kind": "ppo"}}, "config.learner.loss: unknown policy loss 'ppo'"),
+        ({"drop_tails": True, "loss": {"kl_coef": 0.1}}, "config.learner.loss.kl_coef=0.1, which is about all tokens"),
+        (
+            {"drop_tails": True, "loss": {"ratio": "geometric"}},
+            "config.learner.loss.ratio='geometric', which is about all",
+        ),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             from_config_dict(schema.TrainConfig, {**fields, "learner": learner})

@@ -293,13 +293,14 @@ def first_token_alone(episodes: Any, rewards: Any, groups: Any, advantage: Any, 
 def test_tails_without_advantage_change_no_update(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     credit = "tests.training.test_rl:first_token_alone"
     lengths, weights = [], []
+    stepped: list[Run] = []
+    served = Run.served_params
+    monkeypatch.setattr(Run, "served_params", lambda run_: stepped.append(run_) or served(run_))
     for drop in (False, True):
-        stepped: list[Run] = []
-        monkeypatch.setattr(Run, "served_params", lambda run_, of=Run.served_params: stepped.append(run_) or of(run_))
         with monkeypatch.context() as patch:
             _, batches = take_step(tmp_path / str(drop), patch, "given", credit=credit, drop_tails=drop)
         lengths.append(sorted(len(one["tokens"]) for batch in batches for one in batch))
-        weights.append(jax.tree.leaves(stepped[0].learner.params))
+        weights.append(jax.tree.leaves(stepped[-1].learner.params))
     kept = [e for e in recorded_episodes() if e.example.id != "1"]
     assert lengths[0] == sorted(len(s) for episode in kept for s in episode.sequences)
     assert lengths[1] == sorted(int(np.argmax(e.sequences[0].loss_mask)) + 1 for e in kept)
