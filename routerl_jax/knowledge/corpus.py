@@ -268,7 +268,6 @@ def _chain(head: bytes, file: BinaryIO) -> Iterator[bytes]:
 READING = 2  # version of the rules by which a corpus becomes passages; raise it with them
 IDS = ("id", "_id", "docid")  # keys of a row's id
 _EXTRACTED = re.compile(r"wiki_\d+")  # WikiExtractor --json writes AA/wiki_00, AA/wiki_01, ...
-_BLOCK = 8192  # passages of a knowledge base that are read at a time
 _HINT = (
     "Give .jsonl (a row per line), .json (a list), .csv, .tsv or a Wikipedia dump (.xml), plain or compressed (.gz, .bz2, "
     ".xz, .zst), documents (.txt, .md, .html, .docx, .pdf), or a directory of them"
@@ -391,6 +390,11 @@ def checked_passages(passages: Sequence[Passage]) -> Iterator[Passage]:
         yield passage
 
 
+def passage_text(passage: Passage) -> str:
+    """Title and text in the form for encoders, and for models that read passages."""
+    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+
+
 def string_field(row: dict[str, Any], key: str, location: RowLocation, *, default: str | None = None) -> str:
     """`row[key]` as a string (numbers are spelled out, null counts as absent)."""
     value = row.get(key)
@@ -495,8 +499,7 @@ def _stored(directory: pathlib.Path) -> Iterator[Passage]:
         raise ValueError(
             f"{directory} ({store.manifest.kind}) holds no passages of its own. Give a knowledge base that does"
         )
-    for start in range(0, len(store.passages), _BLOCK):
-        yield from (passage for _, passage in store.live(start, min(start + _BLOCK, len(store.passages))))
+    yield from (passage for _, passage in store.live())
 
 
 def _pieces(page: Passage, split: Split) -> Iterator[Passage]:

@@ -50,7 +50,6 @@ from routerl_jax.services.load import CachedModel, chat_model
 
 FILES = "package"
 _EMBEDDING = "embedding"  # in kb.json's settings
-_BLOCK = 1024  # passages read at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -233,15 +232,14 @@ def build_packaged(
 
 def _texts(directory: pathlib.Path, progress: bool) -> Iterator[tuple[int, str]]:
     """(row, title and text) of the passages in DIRECTORY/passages, without repetitions of texts."""
-    stored, seen_texts = StoredPassages(directory, memory_limit=0, hint=""), set[str]()
+    stored, seen_texts = StoredPassages(directory), set[str]()
     with Bar(total=len(stored), desc="inserting", unit="passage", disable=not progress) as bar:
-        for start in range(0, len(stored), _BLOCK):
-            for row, passage in enumerate(stored.read(start, min(start + _BLOCK, len(stored))), start):
-                text = f"{passage.title}\n{passage.text}".strip()
-                if text not in seen_texts:
-                    seen_texts.add(text)
-                    yield row, text
-                bar.update(1)
+        for row, passage in enumerate(stored):
+            text = f"{passage.title}\n{passage.text}".strip()
+            if text not in seen_texts:
+                seen_texts.add(text)
+                yield row, text
+            bar.update(1)
 
 
 def _embedding(manifest: Manifest) -> Embedding:

@@ -41,7 +41,7 @@ from routerl_jax.knowledge.pages.reading import PICTURE_SUFFIXES, OnError, Probl
 from routerl_jax.knowledge.picture_files import PICTURES, PictureFiles, PictureFormat, PictureJournal, smaller
 from routerl_jax.knowledge.pictures.kb import BYTES, FINGERPRINTS, difference_hash
 from routerl_jax.knowledge.scann_index import ScannSettings
-from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, StoredArray, create_array
+from routerl_jax.knowledge.store import EMBEDDINGS, FORMAT, INDEX, Embedding, Store, create_array
 from routerl_jax.knowledge.writer import StoreWriter, finish, finished
 from routerl_jax.models.embedding import PictureEmbedder
 from routerl_jax.models.families.clip import uniir_text
@@ -249,15 +249,10 @@ class _Build:
         pictures = self._finger_prints(count)
         self._clock.lap("pictures")
         shards = writer.embeddings(self._encoder.dim, config.shard_size)
-        resumed = shards.resumed_rows
-        self._bar = Bar(
-            total=count, initial=resumed, desc="embedding", unit="row", disable=not self._progress, smoothing=0.05
-        )
-        with self._bar:
+        with shards.bar("embedding", "row", self._progress) as self._bar:
             shards.write_rows(lambda start, stop: self._embed(shards.passages.read(start, stop), start))
         self._clock.lap("embed")
-        vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
-        index = write_index(writer, vectors, name, dataclasses.asdict(config.scann) if name == "scann" else {})
+        index = write_index(writer, name, dataclasses.asdict(config.scann) if name == "scann" else {})
         self._clock.lap("index")
         writer.commit(
             stamp(
