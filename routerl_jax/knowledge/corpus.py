@@ -409,18 +409,6 @@ def string_field(row: dict[str, Any], key: str, location: RowLocation, *, defaul
     return str(value)
 
 
-def new_id(row_id: str, location: RowLocation, used_ids: dict[str, int]) -> str:
-    """Returns `row_id` and adds it to `used_ids`. Raises ValueError if it is empty or was used before."""
-    if not row_id.strip():
-        raise location.error("key 'id' is empty. Give every row an id of its own")
-    if row_id in used_ids:
-        raise location.error(
-            f"key 'id': {row_id!r} was used in {location.unit} {used_ids[row_id]} already. Make ids distinct"
-        )
-    used_ids[row_id] = location.number
-    return row_id
-
-
 def _passages(
     source: pathlib.Path, files: list[pathlib.Path], split: Split | None, left_out: dict[str, str]
 ) -> Iterator[Passage]:

@@ -33,7 +33,7 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.documents import Page, Reader
-from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
+from routerl_jax.knowledge.corpus import DistinctIds, file_sha256, string_field
 from routerl_jax.knowledge.picture_files import PictureFiles, PictureFormat, PictureJournal
 from routerl_jax.knowledge.store import rebuild_hint
 from routerl_jax.knowledge.writer import StoreWriter
@@ -133,9 +133,9 @@ def _pages_in(root: pathlib.Path, reader: Reader, problems: Problems) -> Iterato
 
 
 def _listed(path: pathlib.Path, problems: Problems) -> Iterator[Page]:
-    used_ids: dict[str, int] = {}
+    ids = DistinctIds()
     for location, row in read_rows(checked_path(path)):
-        page_id = new_id(string_field(row, "id", location), location, used_ids)
+        page_id = ids.add(string_field(row, "id", location), location)
         try:
             picture = _picture(path, row, location)
         except ValueError as error:
@@ -147,6 +147,7 @@ def _listed(path: pathlib.Path, problems: Problems) -> Iterator[Page]:
             path=picture,
             text=string_field(row, "text", location, default=""),
         )
+    ids.finish()
 
 
 def _picture(path: pathlib.Path, row: dict[str, Any], location: RowLocation) -> pathlib.Path:

@@ -33,7 +33,7 @@ from routerl_jax.knowledge.builds import (
     stamp,
     write_index,
 )
-from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
+from routerl_jax.knowledge.corpus import DistinctIds, file_sha256, string_field
 from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import COLOURS, encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.index import AUTO, INDEXES, backend_of, opening_backend
@@ -100,10 +100,10 @@ def _files(root: pathlib.Path) -> Iterator[Entry]:
 
 
 def _rows(path: pathlib.Path, problems: Problems) -> Iterator[Entry]:
-    used_ids: dict[str, int] = {}
+    ids = DistinctIds()
     for location, row in read_rows(checked_path(path)):
         row = _of_mbeir(row, location) if "did" in row else row
-        name = new_id(string_field(row, "id", location), location, used_ids)
+        name = ids.add(string_field(row, "id", location), location)
         title = string_field(row, "title", location, default="")
         text = string_field(row, "text" if row.get("text") is not None else "caption", location, default="")
         image = string_field(row, "image", location, default="")
@@ -119,6 +119,7 @@ def _rows(path: pathlib.Path, problems: Problems) -> Iterator[Entry]:
         yield Entry(
             id=name, title=title, text=text, image=source, location=f"{path}, {location.unit} {location.number}"
         )
+    ids.finish()
 
 
 def _of_mbeir(row: dict[str, Any], location: RowLocation) -> dict[str, Any]:
