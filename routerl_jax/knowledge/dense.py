@@ -6,8 +6,8 @@ import collections
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -23,18 +23,7 @@ from routerl_jax.knowledge.store import Embedding, Store
 
 _SPARE = 16  # further results of the first search, in case some are deleted
 _GROWTH = 4
-
-
-class Searcher(Protocol):
-    """The interface of an index for knowledge bases."""
-
-    def search(
-        self, queries: Float[np.ndarray, "Q D"], k: int
-    ) -> tuple[Int[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"]]:
-        """Ids and inner products of the k nearest vectors, best first; id -1 if there are fewer."""
-        ...
-
-    def __len__(self) -> int: ...
+T = TypeVar("T")
 
 
 class UpdatedIndex:
@@ -47,7 +36,7 @@ class UpdatedIndex:
     """
 
     def __init__(
-        self, main: Searcher, added: VectorSource | None, deleted: Int[np.ndarray, " G"], *, mesh: Mesh | None = None
+        self, main: VectorIndex, added: VectorSource | None, deleted: Int[np.ndarray, " G"], *, mesh: Mesh | None = None
     ) -> None:
         self.main = main
         self.added = None if added is None else ExactIndex.build(added, {}, mesh=mesh)
@@ -127,6 +116,19 @@ class QueryCache:
         with self._lock:
             pending = self._pending.pop(prefix, {})
             return {key: text for key, text in pending.items() if key not in self._vectors}
+
+    def fetch(
+        self, queries: Mapping[str, T], embed: Callable[[list[T]], Sequence[np.ndarray]]
+    ) -> dict[str, np.ndarray]:
+        """The vectors of queries by their keys. `embed` computes those that are not cached."""
+        vectors = self.cached(list(queries))
+        missing = [key for key in queries if key not in vectors]
+        if missing:
+            fresh = embed([queries[key] for key in missing])
+            added = {key: vector.copy() for key, vector in zip(missing, fresh)}  # a view would keep the batch alive
+            self.add(added)
+            vectors |= added
+        return vectors
 
     def add(self, vectors: Mapping[str, np.ndarray]) -> None:
         """Adds vectors, and drops the oldest if there are too many."""
@@ -265,7 +267,9 @@ class DenseKB(KnowledgeBase):
       cache_size: number of cached query vectors (1.5 KB each at 384 dimensions); default: see `QueryVectors`.
     """
 
-    def __init__(self, store: Store, encoder: TextEncoder, index: Searcher, *, cache_size: int | None = None) -> None:
+    def __init__(
+        self, store: Store, encoder: TextEncoder, index: VectorIndex | UpdatedIndex, *, cache_size: int | None = None
+    ) -> None:
         self.name = store.manifest.name
         self.store = store
         self.encoder = encoder

@@ -64,16 +64,14 @@ class PageKB(KnowledgeBase):
 
     def embed_queries(self, queries: Sequence[str]) -> list[np.ndarray]:
         """A matrix [n, D] per query, rounded like the stored vectors of pages (bfloat16, as in VRAG-RL's engine)."""
-        distinct = list(dict.fromkeys(queries))
-        vectors = self.cache.cached(distinct)
-        missing = [query for query in distinct if query not in vectors]
-        if missing:
-            embedded = self.encoder.embed(missing, prefix=self._prefix, batch_size=_QUERY_BATCH)
+
+        def embed(missing: list[str]) -> list[np.ndarray]:
+            vectors = self.encoder.embed(missing, prefix=self._prefix, batch_size=_QUERY_BATCH)
             if self._rounded:
-                embedded = [vector.astype(ml_dtypes.bfloat16).astype(np.float32) for vector in embedded]
-            fresh = dict(zip(missing, embedded))
-            self.cache.add(fresh)
-            vectors |= fresh
+                vectors = [vector.astype(ml_dtypes.bfloat16).astype(np.float32) for vector in vectors]
+            return vectors
+
+        vectors = self.cache.fetch({query: query for query in queries}, embed)
         return [vectors[query] for query in queries]
 
     def pictures(self, ids: Sequence[str]) -> list[str]:

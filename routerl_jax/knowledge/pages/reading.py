@@ -210,23 +210,26 @@ class Ocr:
         Raises:
           ValueError: the picture can't be read; names it.
         """
-        cached = self._cache_file(picture)
-        if (result := _read(cached)) is not None:
-            return result
+        digest = hashlib.sha256(f"{_ENGINE} {self._version}\0".encode() + picture).hexdigest()
+        cached = self._cache / digest[:2] / f"{digest}.json"
+        try:
+            rows = json.loads(cached.read_text("utf-8"))
+            return [Line(text, tuple(box), confidence) for text, box, confidence in rows]
+        except (OSError, ValueError, TypeError):  # not there, or damaged
+            pass
         pixels = np.asarray(decode_image(picture, name=name))[:, :, ::-1]  # the engine takes BGR
         result = self._engine()(np.ascontiguousarray(pixels))
         columns = () if result.txts is None else (result.boxes, result.txts, result.scores)
-        lines = [_line(box, text, confidence) for box, text, confidence in zip(*columns)]
-        _keep(cached, lines)
+        lines = []
+        for corners, text, confidence in zip(*columns):
+            xs, ys = ([float(corner[axis]) for corner in corners] for axis in (0, 1))
+            lines.append(Line(str(text), (min(xs), min(ys), max(xs), max(ys)), float(confidence)))
+        write_atomic(cached, json.dumps(lines, ensure_ascii=False), shared=True)
         return lines
 
     def text(self, picture: bytes, *, name: str = "picture") -> str:
         """The lines on an encoded picture, one below the other."""
         return "\n".join(line.text for line in self.lines(picture, name=name))
-
-    def _cache_file(self, content: bytes) -> pathlib.Path:
-        name = hashlib.sha256(f"{_ENGINE} {self._version}\0".encode() + content).hexdigest()
-        return self._cache / name[:2] / f"{name}.json"
 
     def _engine(self) -> Any:
         if not hasattr(self._engines, "engine"):
@@ -235,24 +238,6 @@ class Ocr:
             quiet = {"Global.log_level": "error"}  # it warns of every picture without text
             self._engines.engine = self._package.RapidOCR(params=threads | quiet)
         return self._engines.engine
-
-
-def _line(box: Any, text: str, confidence: Any) -> Line:
-    left, top = (float(min(corner[axis] for corner in box)) for axis in (0, 1))
-    right, bottom = (float(max(corner[axis] for corner in box)) for axis in (0, 1))
-    return Line(str(text), (left, top, right, bottom), float(confidence))
-
-
-def _read(path: pathlib.Path) -> list[Line] | None:
-    """The cached lines in a file; None if there are none, or the file is damaged."""
-    try:
-        return [Line(text, tuple(box), confidence) for text, box, confidence in json.loads(path.read_text("utf-8"))]
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _keep(path: pathlib.Path, lines: list[Line]) -> None:
-    write_atomic(path, json.dumps(lines, ensure_ascii=False), shared=True)
 
 
 Text = Literal["none", "layer", "ocr", "either"]

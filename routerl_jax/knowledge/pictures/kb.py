@@ -92,16 +92,13 @@ class PictureKB(KnowledgeBase):
                 f"knowledge base {self.name!r} compares pictures and opens no URLs: give the picture itself, or use a web "
                 f"knowledge base (mode='image'). Asked was {url}"
             )
-        by_key = {query_key(query): query for query in queries}
-        vectors = self.cache.cached(list(by_key))
-        missing = {key: query for key, query in by_key.items() if key not in vectors}
-        if missing:
-            inputs = [self._input(query) for query in missing.values()]
-            fresh = dict(zip(missing, self.encoder.embed(inputs, prefix="", batch_size=_QUERY_BATCH)))
-            fresh = {key: vector.copy() for key, vector in fresh.items()}
-            self.cache.add(fresh)
-            vectors |= fresh
-        return np.stack([vectors[query_key(query)] for query in queries])
+
+        def embed(missing: list[Query]) -> Float32[np.ndarray, "M D"]:
+            return self.encoder.embed([self._input(query) for query in missing], prefix="", batch_size=_QUERY_BATCH)
+
+        keys = [query_key(query) for query in queries]
+        vectors = self.cache.fetch(dict(zip(keys, queries)), embed)
+        return np.stack([vectors[key] for key in keys])
 
     def _input(self, query: Query) -> TextAndImage:
         """A query in the form for the encoder."""
