@@ -549,6 +549,10 @@ def write_card(directory: str | pathlib.Path) -> None:
     rows["card written with"] = ", ".join(f"{name} {value}" for name, value in code_version().items())
     here = path.resolve().is_relative_to(pathlib.Path.cwd())
     place = (path.resolve().relative_to(pathlib.Path.cwd()) if here else pathlib.Path(path.resolve().name)).as_posix()
+    settings = [
+        f"{key} = {without_directories(json.dumps(value, ensure_ascii=False))}"
+        for key, value in manifest.config.items()
+    ]
     lines = [
         "---",
         "tags: [routerl_jax, retrieval, knowledge-base]",
@@ -568,12 +572,7 @@ def write_card(directory: str | pathlib.Path) -> None:
         "|---|---|",
         *(f"| {key} | {markdown_cell(value)} |" for key, value in rows.items() if value),
         "",
-        *(["Settings that are not the defaults:", "", *_block(manifest.config), ""] if manifest.config else []),
+        *(["Settings that are not the defaults:", "", "```", *settings, "```", ""] if settings else []),
         *(["Passages are the corpus's: its licence is theirs."] if manifest.stored else []),
     ]
     write_atomic(path / CARD, "\n".join(lines) + "\n")
-
-
-def _block(settings: Mapping[str, object]) -> list[str]:
-    lines = [f"{key} = {without_directories(json.dumps(value, ensure_ascii=False))}" for key, value in settings.items()]
-    return ["```", *lines, "```"]

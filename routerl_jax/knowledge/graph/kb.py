@@ -21,7 +21,7 @@ from routerl_jax.knowledge.base import KnowledgeBase, TimedResults
 from routerl_jax.knowledge.dense import QueryVectors, query_encoder
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.graph.graph import Graph
-from routerl_jax.knowledge.graph.pagerank import DevicePageRank, HostPageRank, PageRank
+from routerl_jax.knowledge.graph.pagerank import DevicePageRank, HostPageRank
 from routerl_jax.knowledge.graph.triples import Triple, json_value
 from routerl_jax.knowledge.index import VectorSource
 from routerl_jax.knowledge.store import EMBEDDINGS, Store, StoredArray, StoredPassages
@@ -202,9 +202,8 @@ BACKENDS = ("host", "device")
 _QUERIES = 64  # queries that walk at once
 _MEMORY = 2**30  # bytes up to which facts, or their vectors, are held in memory
 _SHOWN = 8  # phrases of a walk that are recorded
-_Steps = tuple[
-    list[int], list[int]
-]  # rows of the facts from which a query walked, and of the phrases that it passed most
+# rows of the facts from which a query walked, and of the phrases that it passed most
+_Steps = tuple[list[int], list[int]]
 _PASSAGE_ROWS = 65_536  # passages that are compared at a time
 
 
@@ -337,15 +336,14 @@ class GraphKB(KnowledgeBase):
             ranked += best
             walks += steps
         results = self.store.scored([ids for ids, _ in ranked], [scores for _, scores in ranked])
-        walks_in_words = [self._in_words(*steps) for steps in walks]
-        return TimedResults(results, [(time.perf_counter() - started) / len(queries)] * len(queries), walks_in_words)
-
-    def _in_words(self, facts: list[int], phrases: list[int]) -> Walk:
-        """A walk in words."""
-        if self.facts is None or not facts:
-            return Walk()
-        nodes = tuple(phrase.text for phrase in self.phrases.take(phrases))
-        return Walk(facts=tuple(" | ".join(triple) for triple in self.triples(facts)), nodes=nodes)
+        in_words = []
+        for facts, phrases in walks:
+            walk = Walk()
+            if facts:
+                nodes = tuple(phrase.text for phrase in self.phrases.take(phrases))
+                walk = Walk(facts=tuple(" | ".join(triple) for triple in self.triples(facts)), nodes=nodes)
+            in_words.append(walk)
+        return TimedResults(results, [(time.perf_counter() - started) / len(queries)] * len(queries), in_words)
 
     def _ranked(self, queries: list[str], k: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[_Steps]]:
         """Rows and scores of the k best passages of each query, and how it walked to them."""
@@ -393,7 +391,7 @@ def _filter(settings: WalkSettings) -> RecognitionFilter | None:
     return RecognitionFilter(chat_model(settings.filter)) if settings.filter.model else None
 
 
-def _page_rank(graph: Graph, settings: WalkSettings) -> PageRank:
+def _page_rank(graph: Graph, settings: WalkSettings) -> HostPageRank | DevicePageRank:
     backend = settings.backend
     if backend == "auto":
         backend = "host" if jax.default_backend() == "cpu" else "device"
