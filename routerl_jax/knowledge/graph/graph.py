@@ -72,11 +72,10 @@ def synonyms(
             rows = start + np.flatnonzero(asking[start : start + _QUERIES])
             if len(rows):
                 queries = _unit(vectors.take(rows))
-                near = (
-                    built.search(queries, most + 1)
-                    if built is not None
-                    else _nearest(queries, vectors, most + 1, threshold)
-                )
+                if built is None:
+                    near = _nearest(queries, vectors, most + 1, threshold)
+                else:
+                    near = built.search(queries, most + 1)
                 parts.append(_above_threshold(rows, *near, threshold, most))
                 bar.update(len(rows))
     return Neighbours(*(np.concatenate(column) for column in zip(*parts)))
