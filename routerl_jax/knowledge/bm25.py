@@ -33,7 +33,7 @@ from routerl_jax.knowledge.builds import (
     report,
     stamp,
 )
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.store import INDEX, Store, StoredPassages
 from routerl_jax.knowledge.tables import holds_tables, read_tables, table_passages
@@ -151,7 +151,7 @@ def passages_or_rows(
     """The passages of a corpus (`read_corpus`), or the rows of tables."""
     if holds_tables(path):
         return (passage for table in read_tables(path) for passage in table_passages(table))
-    return read_corpus(path, split=split_of(config.passage_words, config.least_words), left_out=left_out)
+    return read_corpus(path, split=config.split, left_out=left_out)
 
 
 def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:

@@ -35,7 +35,7 @@ from routerl_jax.knowledge.builds import (
     stamp,
     write_index,
 )
-from routerl_jax.knowledge.corpus import corpus_files, passage_text, read_corpus, split_of
+from routerl_jax.knowledge.corpus import corpus_files, passage_text, read_corpus
 from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import (
     TextEncoder,
@@ -358,7 +358,7 @@ def read_source(
     """The passages that a build makes from a corpus (`read_corpus`) or from tables. `encoder` is only called if tokens must be
     counted."""
     if config.kind == "dense_text":
-        yield from read_corpus(path, split=split_of(config.passage_words, config.least_words), left_out=left_out)
+        yield from read_corpus(path, split=config.split, left_out=left_out)
         return
     counter = token_counter(encoder())
     count = counter[0] if counter else count_words

@@ -28,7 +28,7 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.corpus import READING, checked_passages, corpus_sha256, passages_sha256
+from routerl_jax.knowledge.corpus import READING, Split, checked_passages, corpus_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, own_prefix, resolved_encoder
 from routerl_jax.knowledge.faiss import FaissVectors
 from routerl_jax.knowledge.index import AUTO, FAISS_IVF, INDEXES, VectorSource, backend_of, fits
@@ -152,6 +152,11 @@ class SplitSettings(BuildSettings):
     # words per passage into which texts are split; 0: 100 for Wikipedia dumps and KILT pages, others whole
     passage_words: Count = 0
     least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
+
+    @property
+    def split(self) -> Split | None:
+        """How texts are split; None means the format's default."""
+        return Split(words=self.passage_words, least=self.least_words) if self.passage_words else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

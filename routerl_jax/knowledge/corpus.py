@@ -99,11 +99,6 @@ def _characters(text: str) -> list[str]:
     return words
 
 
-def split_of(words: int, least: int) -> Split | None:
-    """The split of a configuration; None (words=0) means the format's default."""
-    return Split(words=words, least=least) if words else None
-
-
 _RECENT = 2**20  # number of latest ids that are kept as text; older ones become 64-bit hashes
 
 

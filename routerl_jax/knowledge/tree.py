@@ -21,7 +21,7 @@ import gzip
 import itertools
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,7 @@ from routerl_jax.knowledge.builds import (
     stamp,
     write_index,
 )
-from routerl_jax.knowledge.corpus import corpus_files, passage_text, read_corpus, split_of
+from routerl_jax.knowledge.corpus import corpus_files, passage_text, read_corpus
 from routerl_jax.knowledge.dense import DenseKB
 from routerl_jax.knowledge.encoders import TextEncoder, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.index import AUTO, INDEXES, backend_of
@@ -294,7 +294,7 @@ def build_tree(
     Raises:
       ValueError: a file, a row or a setting is wrong (names it), or more summaries failed than `max_failures` allows.
     """
-    read = functools.partial(read_corpus, split=split_of(config.passage_words, config.least_words))
+    read = functools.partial(read_corpus, split=config.split)
     source = corpus_source(config.corpus, "the file of passages", read, check=corpus_files)
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     llm, clock = llm or chat_model(config.llm), Clock()
@@ -315,7 +315,9 @@ def build_tree(
         if not is_built(writer, config, source, manifest):
             INDEXES.get(backend_of(config.index)).require()
             writer.check_target()
-            with _keeping(llm, writer.directory) as model:
+            path = writer.directory.with_name(f"{writer.directory.name}.summaries.sqlite")
+            with contextlib.closing(SqliteCache(path, max_bytes=None)) as cache:
+                model = CachedModel(llm, cache, save_every=_SAVE_EVERY)
                 _Build(config, writer, model, embedding, clock, progress).run(source)
     store = Store(writer.directory)
     settings = store.manifest.settings
@@ -330,13 +332,6 @@ def build_tree(
         index=str(store.manifest.index["backend"]),
         notes={"levels": ", ".join(map(str, settings["levels"]))},
     )
-
-
-@contextlib.contextmanager
-def _keeping(llm: ChatModel, directory: pathlib.Path) -> Iterator[ChatModel]:
-    path = directory.with_name(f"{directory.name}.summaries.sqlite")
-    with contextlib.closing(SqliteCache(path, max_bytes=None)) as cache:
-        yield CachedModel(llm, cache, save_every=_SAVE_EVERY)
 
 
 class _Build:
@@ -373,7 +368,16 @@ class _Build:
         with atomic_file(writer.scratch / TREE) as output, gzip.GzipFile("", "wb", fileobj=output, mtime=0) as file:
             for row in rows:
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-        self._commit(source, counts, failed, index)
+        manifest = stamp(
+            config,
+            writer.directory,
+            source,
+            count=sum(counts),
+            embedding=dataclasses.replace(self._embedding.manifest, dim=self._embedding.width()),
+            index=index,
+            settings={"levels": counts, "failed": failed},
+        )
+        writer.commit(manifest, drop=[self._part(level).directory.name for level in range(len(counts))])
 
     def _part(self, level: int) -> Part:
         return self._writer.part(f"level-{level}")
@@ -440,19 +444,6 @@ class _Build:
         index = write_index(writer, backend_of(config.index))
         self._clock.lap("index")
         return index
-
-    def _commit(self, source: Source, counts: list[int], failed: dict[str, str], index: dict[str, Any]) -> None:
-        config, writer = self._config, self._writer
-        manifest = stamp(
-            config,
-            writer.directory,
-            source,
-            count=sum(counts),
-            embedding=dataclasses.replace(self._embedding.manifest, dim=self._embedding.width()),
-            index=index,
-            settings={"levels": counts, "failed": failed},
-        )
-        writer.commit(manifest, drop=[self._part(level).directory.name for level in range(len(counts))])
 
 
 BUILDER = Builder(TreeConfig, build_tree)

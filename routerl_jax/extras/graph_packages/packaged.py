@@ -39,7 +39,7 @@ from routerl_jax.knowledge.builds import (
     report,
     stamp,
 )
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.store import Embedding, Manifest, Store, StoredPassages, nested
 from routerl_jax.knowledge.writer import StoreWriter
@@ -198,7 +198,7 @@ def build_packaged(
     Raises:
       ValueError: a file, a row or a setting is wrong, or more answers failed than `max_failures` allows.
     """
-    read = functools.partial(read_corpus, split=split_of(config.passage_words, config.least_words))
+    read = functools.partial(read_corpus, split=config.split)
     source = corpus_source(config.corpus, "the file of passages", read, check=corpus_files)
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     llm, model, clock = llm or chat_model(config.llm), encoder or shared_encoder(config.encoder), Clock()
