@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -246,7 +247,8 @@ def _clean(text: str) -> str:
 
 def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table]:
     ids = DistinctIds()
-    for location, row in (row_at for file in files for row_at in _rows_of(file)):
+    rows = (_csv_table(file) if _is_csv(file) else table_rows(file) or read_rows(file) for file in files)
+    for location, row in itertools.chain.from_iterable(rows):
         title = "title" if "title" in row else "page_title"
         yield Table(
             id=ids.add(_id(row, location), location),
@@ -260,10 +262,6 @@ def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table
     ids.finish()
     if not len(ids):
         raise ValueError(f"{path} holds no tables. Expected rows like {{id, title, header: [...], rows: [[...]]}}")
-
-
-def _rows_of(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
-    return _csv_table(path) if _is_csv(path) else table_rows(path) or read_rows(path)
 
 
 def _is_csv(path: pathlib.Path) -> bool:

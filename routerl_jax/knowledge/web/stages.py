@@ -253,7 +253,18 @@ class Summariser:
         return Summary(text=self._extract(page.text), problem=problem)
 
     def _extract(self, text: str) -> str:
-        return leading_extract(text, self._config.sentences, self._config.extract_chars)
+        """The first sentences of a text, within the limit of characters; a longer single sentence is cut at a word."""
+        most = self._config.extract_chars
+        text = " ".join(text[: 8 * most].split())
+        extract = ""
+        for number, sentence in enumerate(_SENTENCE_END.split(text)):
+            longer = f"{extract} {sentence}".strip() if sentence.strip() else extract
+            if number >= self._config.sentences or len(longer) > most:
+                break
+            extract = longer
+        if extract or not text:
+            return extract
+        return text[:most].rsplit(" ", 1)[0] if len(text) > most else text
 
     def prompt(self, query: str, page: Page) -> list[Message]:
         """The prompt for the model."""
@@ -302,20 +313,6 @@ def nonsense(text: str) -> str:
     if len(words) >= 8 and len(set(words)) <= 2:
         return "the same words over and over"
     return ""
-
-
-def leading_extract(text: str, sentences: int, max_chars: int) -> str:
-    """The first sentences of a text, with at most `max_chars` characters; a longer single sentence is cut at a word."""
-    text = " ".join(text[: 8 * max_chars].split())
-    extract = ""
-    for number, sentence in enumerate(_SENTENCE_END.split(text)):
-        longer = f"{extract} {sentence}".strip() if sentence.strip() else extract
-        if number >= sentences or len(longer) > max_chars:
-            break
-        extract = longer
-    if extract or not text:
-        return extract
-    return text[:max_chars].rsplit(" ", 1)[0] if len(text) > max_chars else text
 
 
 _TABLES = {
