@@ -135,9 +135,7 @@ class Snapshot:
                 if key in offsets:
                     return self._read(table, key)
                 try:
-                    left = line
-                    while left:
-                        left = left[os.write(file, left) :]
+                    _write_all(file, line)
                 except OSError as error:
                     os.ftruncate(file, start)
                     path = self.directory / f"{table}.jsonl"
@@ -260,3 +258,8 @@ def _end_of_lines(file: int) -> int:
     if end < size:
         os.ftruncate(file, end)
     return end
+
+
+def _write_all(file: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(file, data) :]

@@ -464,7 +464,7 @@ def test_a_cache_is_asked_first() -> None:
         assert [asked for asked, _ in here.calls] == [["a", "b"], ["c"]]
         kb.search(["a"], k=1)  # another k is another question
         assert len(here.calls) == 3
-        cache.set_many({kb._key(query, 2): b"damaged" for query in "ab"})
+        cache.set_many({kb._digest(2, query): b"damaged" for query in "ab"})
         assert kb.search(["a", "b"], k=2) == first
 
 
