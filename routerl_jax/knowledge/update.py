@@ -265,8 +265,8 @@ def _embed(
     return np.asarray(vectors, np.float32)
 
 
-def _live(store: Store, progress: bool) -> Iterable[tuple[int, Passage]]:
-    return Bar(store.live(), total=len(store), desc="compacting", unit="passage", disable=not progress)
+def _live(store: Store, progress: bool) -> Iterator[tuple[int, Passage]]:
+    yield from Bar(store.live(), total=len(store), desc="compacting", unit="passage", disable=not progress)
 
 
 def _vectors(store: Store, rows: np.ndarray) -> Float32[np.ndarray, "N D"]:
