@@ -27,7 +27,7 @@ from routerl_jax.knowledge.encoders import search_on
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
-from routerl_jax.training.ahead import Ahead
+from routerl_jax.training.asynchronous import Ahead, PartialRollouts
 from routerl_jax.training.callbacks import (
     Alarm,
     Callback,
@@ -60,9 +60,8 @@ from routerl_jax.training.health import (
 from routerl_jax.training.inputs import check_gold_paths, check_inputs, check_overlap, keep_inputs
 from routerl_jax.training.knowledge import check_knowledge, check_snapshot, check_sources_differ, try_sources
 from routerl_jax.training.loggers import read_metrics, require_log
-from routerl_jax.training.partial import PartialRollouts
 from routerl_jax.training.profiler import Clock, Profiler, profiled_steps
-from routerl_jax.training.rollouts import Groups, RolloutSource
+from routerl_jax.training.rollouts import RolloutSource
 from routerl_jax.training.run import Checkpointing, Run, check_context, check_workdir
 from routerl_jax.training.setup import (
     build_judge,
@@ -187,13 +186,9 @@ class _Session:
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
             self.watch.restore(self.run.restored["watch"])
-        parts = (self.recipe.agent, self.engine, self.tools)
-        partial = config.rollout.partial
-        groups = PartialRollouts(self.stages, *parts, config.steps) if partial else Groups(*parts)
-        if config.rollout.ahead:
-            self.source = Ahead(self.stages, groups, config.steps, apart=bool(config.mesh.engine))
-        else:
-            self.source = RolloutSource(self.stages, groups, config.steps)
+        parts = (self.stages, self.recipe.agent, self.engine, self.tools)
+        source = PartialRollouts(*parts) if config.rollout.partial else RolloutSource(*parts)
+        self.source = Ahead(source, apart=bool(config.mesh.engine)) if config.rollout.ahead else source
         with naming(f"{self.workdir / 'checkpoints' / str(self.run.start)}"):
             self.source.restore(self.run.restored_rollouts)
 

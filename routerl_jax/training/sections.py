@@ -173,10 +173,10 @@ class RolloutConfig:
     # most rounds in which groups of equal rewards are replaced by groups of further questions (dynamic sampling); 0: none
     refill: Count = 0
     # number of steps by which rollouts are ahead of the updates. 1: the rollouts of step n + 1 are generated with the weights
-    # before update n (training.ahead), and at the same time as it if the engine has its own devices (config.mesh.engine)
+    # before update n (training.asynchronous), and at the same time as it if the engine has its own devices (config.mesh.engine)
     ahead: Annotated[int, Range(least=0, most=1)] = 0
-    # number of questions whose attempts may be unfinished when a step's batch is taken (training.partial). So many more than
-    # `examples` are in progress. The step learns from the first complete groups; the others continue after the update; 0: none
+    # number of questions whose attempts may be unfinished when a step's batch is taken (training.asynchronous). So many more
+    # than `examples` are in progress. The step learns from the first complete groups; the others continue after the update; 0: none
     partial: Count = 0
     # with `partial`: most steps by which the weights that sampled a token may be older than the learner's. The step waits for
     # groups that would be older

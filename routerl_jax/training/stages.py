@@ -42,7 +42,7 @@ class RunStage:
 
 
 class Stages:
-    """All stages of a run. Stages on the same questions share one stream of them.
+    """All stages of a run. Stages on the same questions share one stream of them. `steps`: the run's number of steps.
 
     Raises:
       ValueError: the questions of a stage can't be read, are fewer than one step needs, are golden steps that use an unknown
@@ -52,7 +52,7 @@ class Stages:
     def __init__(self, config: TrainConfig, recipe: Recipe) -> None:
         self._streams: dict[str, ExampleStream] = {}  # by the first stage that has it
         self._stages: list[RunStage] = []
-        self._steps = config.steps
+        self.steps = config.steps
         owners: dict[Any, str] = {}
         sources: dict[str, ExampleSource] = {}
         for stage in recipe.stages:
@@ -95,7 +95,7 @@ class Stages:
         """The stage that ends after `completed` steps with another stage following; None if there is none."""
         return (
             self.at(completed - 1)
-            if 0 < completed < self._steps and any(s.start == completed for s in self._stages)
+            if 0 < completed < self.steps and any(s.start == completed for s in self._stages)
             else None
         )
 
@@ -245,7 +245,7 @@ class ExampleStream:
 
     def state(self) -> dict[str, Any]:
         """The position, as JSON-serialisable data."""
-        return {"position": self._position, "put_off": self._put_off}
+        return {"position": self._position, "put_off": list(self._put_off)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Moves to a saved position."""
