@@ -161,6 +161,7 @@ MOVED = {
     "training.contamination": "training.inputs",
     "training.data": "training.stages",
     "training.episode_log": "training.step",
+    "training.fork_credit": "training.finer_credit",
     "training.layout_search": "extras.compile_check.layout_search",
     "training.learner_config": "training.sections",
     "training.partial": "training.asynchronous",

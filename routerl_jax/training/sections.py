@@ -24,7 +24,7 @@ from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.engine.cache import CacheKind, Qtype
 from routerl_jax.engine.rows import LEAVE_FRACTION, MOST_DRAFTS, SEGMENT
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
-from routerl_jax.learning.advantages import ADVANTAGES, EPISODE_MASKS, advantage_named
+from routerl_jax.learning.advantages import ADVANTAGES, EPISODE_MASKS, Baseline, Weights, advantage_named
 from routerl_jax.learning.losses import Aggregation
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
@@ -32,8 +32,7 @@ from routerl_jax.models.decoder import Remat
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.sharding import Layout
 from routerl_jax.rewards.metrics import NORMALIZERS
-from routerl_jax.training.credit import TurnCreditConfig, credit_named
-from routerl_jax.training.fork_credit import ForkCreditConfig
+from routerl_jax.training.credit import credit_named
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 _Axis = Annotated[int, Range(least=1, also=(-1,))]  # devices along a mesh axis; -1: all remaining ones
@@ -176,7 +175,8 @@ class RolloutConfig:
     # before update n (training.asynchronous), and at the same time as it if the engine has its own devices (config.mesh.engine)
     ahead: Annotated[int, Range(least=0, most=1)] = 0
     # number of questions whose attempts may be unfinished when a step's batch is taken (training.asynchronous). So many more
-    # than `examples` are in progress. The step learns from the first complete groups; the others continue after the update; 0: none
+    # than `examples` are in progress. The step learns from the first complete groups; the others continue after the update; 0:
+    # none
     partial: Count = 0
     # with `partial`: most steps by which the weights that sampled a token may be older than the learner's. The step waits for
     # groups that would be older
@@ -322,6 +322,32 @@ class WarmStartConfig:
     # the supervised phase also trains the parts in config.model.freeze; reinforcement learning then leaves them unchanged
     train_frozen: bool = False
     vocabulary: Size = 1024  # size of the tokenizer that is trained on the demonstrations if the model has no path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class TurnCreditConfig:
+    """Settings of credit="turn" (learning.advantages)."""
+
+    weight: NonNegative = 1.0  # weight of the turns' advantages; the outcome's has weight 1
+    discount: Fraction = 1.0  # discount of the rewards of later turns; 0: a turn gets its own rewards alone
+    # compare turns of a question at the same position, or asked the same
+    compare: Literal["position", "asked"] = "position"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ForkCreditConfig:
+    """Settings of credit="counterfactual" (learning.advantages), for attempts with rollout.forks."""
+
+    # a branch's value is compared with the policy's expectation, or with the branches' mean
+    baseline: Baseline = "policy"
+    weights: Weights = "policy"  # weight of a branch: the policy's probability of it, or the same for all (even)
+    # the value of all other tokens is compared with all of the question, or with segments after the same choices
+    compare: Literal["question", "choices"] = "choices"
+    # if the advantage divides by a standard deviation of rewards: the one that differences between branches are divided by. It
+    # is that of all questions of the step, or of each question, where every branch counts once
+    scale: Literal["step", "question"] = "step"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

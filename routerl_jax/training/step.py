@@ -29,7 +29,7 @@ from routerl_jax.training.credit import (
     sequences_of,
     with_logprobs,
 )
-from routerl_jax.training.fork_credit import sample_branches
+from routerl_jax.training.finer_credit import sample_branches
 from routerl_jax.training.health import (
     gap_metrics,
     memory_metrics,

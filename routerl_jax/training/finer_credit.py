@@ -1,39 +1,115 @@
-"""Credit in forked attempts: which episodes share which tokens, and the advantage of every token."""
+"""Credit that is finer than an attempt: by turns, whose rewards are compared, and of forked attempts, whose choices are."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 
-from routerl_jax.core.config import checked
-from routerl_jax.core.types import Episode
-from routerl_jax.learning.advantages import Baseline, Compare, Weights, choice_advantages, probabilities, try_weights
+from routerl_jax.core.types import Episode, Turn
+from routerl_jax.learning.advantages import (
+    Estimator,
+    Weights,
+    choice_advantages,
+    judged_advantages,
+    probabilities,
+    try_weights,
+    turn_advantages,
+)
+from routerl_jax.training.credit import CreditKind, TokenCredit
+from routerl_jax.training.sections import LearnerConfig
+
+
+def by_turns(
+    episodes: Sequence[Episode],
+    rewards: Float[np.ndarray, " N"],
+    groups: np.ndarray,
+    advantage: Estimator,
+    learner: LearnerConfig,
+) -> TokenCredit:
+    """Credit by turns: a token gets the advantages of the outcome and of the rewards of its own and later turns
+    (learning.advantages).
+
+    Reward terms that judge the same turns are added, and their sums compared among these turns.
+
+    Args:
+      rewards: each episode's whole reward, [N]. The outcome is this less the rewards of its turns (`Turn.rewards`).
+
+    Raises:
+      ValueError: an episode's turns don't say where all of its sampled tokens are.
+    """
+    settings = learner.turn
+    turns = [turn for episode in episodes for turn in episode.turns]
+    of_turns = [np.sum([sum(turn.rewards.values()) for turn in episode.turns]) for episode in episodes]
+    alike: dict[tuple[bool, ...], list[str]] = {}  # the terms by the turns that they judge
+    for name in dict.fromkeys(name for turn in turns for name in turn.rewards):
+        alike.setdefault(tuple(name in turn.rewards for turn in turns), []).append(name)
+    first, *others = [
+        [np.asarray([_sum_of(turn, names) for turn in episode.turns], np.float64) for episode in episodes]
+        for names in alike.values() or [[]]
+    ]
+    compared = [_compared(episode, settings.compare) for episode in episodes]
+    turn_values = turn_advantages(
+        rewards - np.asarray(of_turns),
+        first,
+        groups,
+        compared,
+        advantage,
+        discount=settings.discount,
+        weight=settings.weight,
+    )
+    for part in others:
+        own = judged_advantages(part, groups, compared, advantage, discount=settings.discount)
+        turn_values = [value + settings.weight * of_part for value, of_part in zip(turn_values, own)]
+    return TokenCredit(
+        of_tokens=[values for episode, numbers in zip(episodes, turn_values) for values in spread(episode, numbers)]
+    )
+
+
+def _sum_of(turn: Turn, names: Sequence[str]) -> float:
+    """The sum of these terms, which judge the same turns; NaN if they don't judge this one."""
+    return sum(turn.rewards[name] for name in names) if turn.rewards.keys() & names else np.nan
+
+
+def spread(episode: Episode, advantages: Sequence[float] | np.ndarray) -> list[Float[np.ndarray, " T"]]:
+    """Spreads one number per turn over the tokens of every sequence of the episode; 0 outside of turns.
+
+    Raises:
+      ValueError: the turns don't say where all sampled tokens are.
+    """
+    result = [np.zeros(len(sequence)) for sequence in episode.sequences]
+    covered = [np.zeros(len(sequence), bool) for sequence in episode.sequences]
+    for turn, advantage in zip(episode.turns, advantages):
+        if turn.tokens:
+            at = slice(turn.start, turn.start + turn.tokens)
+            result[turn.sequence][at] = advantage
+            covered[turn.sequence][at] = True
+    if any((sequence.loss_mask & ~is_covered).any() for sequence, is_covered in zip(episode.sequences, covered)):
+        raise ValueError(
+            f"attempt {episode.sample} at question {episode.example.id!r} sampled tokens that belong to no turn; let the agent "
+            "write through Conversation.generate alone, which books where a turn's tokens are"
+        )
+    return result
+
+
+def _compared(episode: Episode, compare: str) -> list[tuple[str, int]]:
+    """The key by which each turn is compared: the agent's request, and the number of equal requests before it."""
+    if compare == "asked":
+        return [(turn.asked, 0) for turn in episode.turns]
+    before: collections.Counter[str] = collections.Counter()
+    names = []
+    for turn in episode.turns:
+        names.append((turn.asked, before[turn.asked]))
+        before[turn.asked] += 1
+    return names
+
 
 Choices = tuple[str, ...]  # the knowledge bases chosen so far
-OfTokens = list[Float[np.ndarray, " T"]]  # per sequence, one number per token
-
-
 _LEAST_REACH = 1e-6  # above 0, because tokens of weight 0 are left out of training
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-@checked
-class ForkCreditConfig:
-    """Settings of credit="counterfactual" (learning.advantages), for attempts with rollout.forks."""
-
-    # a branch's value is compared with the policy's expectation, or with the branches' mean
-    baseline: Baseline = "policy"
-    weights: Weights = "policy"  # weight of a branch: the policy's probability of it, or the same for all (even)
-    # the value of all other tokens is compared with all of the question, or with segments after the same choices
-    compare: Literal["question", "choices"] = "choices"
-    # if the advantage divides by a standard deviation of rewards: the one that differences between branches are divided by. It
-    # is that of all questions of the step, or of each question, where every branch counts once
-    scale: Literal["step", "question"] = "step"
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -110,16 +186,15 @@ def _weigh(segment: Segment, weights: Weights) -> None:
 
 
 def by_forks(
-    settings: ForkCreditConfig,
     episodes: Sequence[Episode],
     rewards: Float[np.ndarray, " N"],
     groups: np.ndarray,
-    advantage: Compare,
-    scale: Float[np.ndarray, " N"],
-) -> tuple[OfTokens, OfTokens]:
-    """For each sequence of the episodes, in order, the advantage of each token and the policy's probability of reaching it.
+    advantage: Estimator,
+    learner: LearnerConfig,
+) -> TokenCredit:
+    """Credit of forked attempts: the choice of a knowledge base is compared with what the other choices led to.
 
-    The tokens of a choice get its counterfactual advantage (learning/advantages.py), divided by their episode's `scale`.
+    The tokens of a choice get its counterfactual advantage (learning/advantages.py), divided as `forks.scale` says.
     The other tokens of a segment get the advantage of the segment's value. It is compared with the other segments of the
     question (`compare="question"`), or with those after the same choices (`"choices"`), which shows what a segment made of the
     choice taken for it.
@@ -127,12 +202,9 @@ def by_forks(
     In the loss, each token is weighted by the policy's probability of reaching it. The sum of grad log pi over an attempt is
     then the gradient of the attempt's expected reward. KL and entropy in the loss are those of attempts without forks. With
     `weights="even"`, the advantages carry the change of weight, so that KL and entropy stay those of the policy.
-
-    Args:
-      groups: index of each episode's question, [N].
-      advantage: (values, groups) -> advantages.
-      scale: divisor of each episode, [N].
     """
+    settings = learner.forks
+    scale = advantage.scale(rewards, groups, groups if settings.scale == "question" else np.zeros_like(groups))
     roots = trees(episodes, rewards)
     for root in roots:
         _weigh(root, settings.weights)
@@ -158,7 +230,11 @@ def by_forks(
             name = slice(branch.start, branch.start + branch.tokens)
             result[after.owner][branch.sequence][name] = after.weight / after.reach * value
             reach[after.owner][branch.sequence][name] = after.reach
-    return list(itertools.chain(*result)), list(itertools.chain(*reach))
+    return TokenCredit(
+        of_tokens=list(itertools.chain(*result)),
+        reach=list(itertools.chain(*reach)),
+        metrics=fork_metrics(episodes, rewards),
+    )
 
 
 def _fill(episode: Episode, depth: int, value: float, result: Sequence[np.ndarray]) -> None:
@@ -212,3 +288,7 @@ def sample_branches(episodes: Sequence[Episode], seed: Sequence[int]) -> list[in
             segment = segment.children[int(rng.choice(len(share), p=share))][0]
         chosen.append(segment.owner)
     return chosen
+
+
+TURN = CreditKind(function=by_turns)
+COUNTERFACTUAL = CreditKind(function=by_forks, forked=True)
