@@ -451,28 +451,16 @@ class LearnerConfig:
             )
         if self.loss.ratio != "sequence":
             return
-        checks = [
-            (
-                self.aggregation == "sequence",
-                f"aggregation={self.aggregation!r}: a sequence is one term, however long it is; take aggregation='sequence'",
-            ),
-            (
-                credit_named(self.credit).whole,
-                f"credit={self.credit!r}: its tokens have advantages of their own, a sequence has one; take credit='episode'",
-            ),
-            (
-                not self.reward_kl_coef or self.reward_kl == "episode",
-                "reward_kl='token': its tokens have advantages of their own, a sequence has one; take reward_kl='episode'",
-            ),
-            (
-                not self.importance_cap,
-                f"importance_cap={self.importance_cap}: it weighs tokens one by one; set it to 0",
-            ),
-            (
-                not self.share_prefixes,
-                "share_prefixes=True: the tokens of a sequence then lie apart; switch share_prefixes off",
-            ),
-        ]
-        for fine, message in checks:
-            if not fine:
-                raise ValueError(f"config.learner.loss.ratio='sequence' does not go with config.learner.{message}")
+        clash = ""
+        if self.aggregation != "sequence":
+            clash = f"aggregation={self.aggregation!r}: a sequence is one term, however long it is; take aggregation='sequence'"
+        elif not credit_named(self.credit).whole:
+            clash = f"credit={self.credit!r}: its tokens have advantages of their own, a sequence has one; take credit='episode'"
+        elif self.reward_kl_coef and self.reward_kl != "episode":
+            clash = "reward_kl='token': its tokens have advantages of their own, a sequence has one; take reward_kl='episode'"
+        elif self.importance_cap:
+            clash = f"importance_cap={self.importance_cap}: it weighs tokens one by one; set it to 0"
+        elif self.share_prefixes:
+            clash = "share_prefixes=True: the tokens of a sequence then lie apart; switch share_prefixes off"
+        if clash:
+            raise ValueError(f"config.learner.loss.ratio='sequence' does not go with config.learner.{clash}")
