@@ -82,8 +82,8 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.distributed:
         multihost.initialize()
     workdir = pathlib.Path(FLAGS.workdir)
+    from routerl_jax.training.checks import check_resumable
     from routerl_jax.training.rl import train_rl
-    from routerl_jax.training.run import check_resumable
     from routerl_jax.training.sft import train_sft
     from routerl_jax.training.watch import RunStopped
 

@@ -449,10 +449,8 @@ def kept_config(kept: Any) -> TrainConfig:
 
 def _check_refill(config: TrainConfig) -> None:
     """Checks that groups without signal can be replaced (config.rollout.refill)."""
-    learner, start = (
-        config.learner,
-        f"config.rollout.refill={config.rollout.refill} replaces groups whose rewards are all equal, and ",
-    )
+    learner = config.learner
+    start = f"config.rollout.refill={config.rollout.refill} replaces groups whose rewards are all equal, and "
     if not advantage_named(learner.advantage).grouped:
         raise ValueError(f"{start}config.learner.advantage={learner.advantage!r} learns from them: set refill to 0")
     if not learner.drop_no_signal:

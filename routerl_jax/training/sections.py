@@ -455,9 +455,11 @@ class LearnerConfig:
         if self.aggregation != "sequence":
             clash = f"aggregation={self.aggregation!r}: a sequence is one term, however long it is; take aggregation='sequence'"
         elif not credit_named(self.credit).whole:
-            clash = f"credit={self.credit!r}: its tokens have advantages of their own, a sequence has one; take credit='episode'"
+            clash = f"credit={self.credit!r}: its tokens have advantages of their own, a sequence one; take credit='episode'"
         elif self.reward_kl_coef and self.reward_kl != "episode":
-            clash = "reward_kl='token': its tokens have advantages of their own, a sequence has one; take reward_kl='episode'"
+            clash = (
+                "reward_kl='token': its tokens have advantages of their own, a sequence one; take reward_kl='episode'"
+            )
         elif self.importance_cap:
             clash = f"importance_cap={self.importance_cap}: it weighs tokens one by one; set it to 0"
         elif self.share_prefixes:

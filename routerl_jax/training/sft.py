@@ -16,7 +16,6 @@ from absl import logging
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.observation import demonstrated, texts
-from routerl_jax.core.buckets import in_bucket, url_of
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.progress import Bar, note
 from routerl_jax.core.tokenizer import Tokenizer
@@ -31,15 +30,15 @@ from routerl_jax.parallel.compilation import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.training.alignment import ALIGNED, align_tower, keep_tower, read_tower, sheets_named
 from routerl_jax.training.callbacks import Alarm, Step, Training, end_step, own_callbacks, running, states
+from routerl_jax.training.checks import check_inputs, check_workdir, keep_inputs
 from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
 from routerl_jax.training.credit import NotFinite
 from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
 from routerl_jax.training.health import memory_metrics
-from routerl_jax.training.inputs import check_inputs, keep_inputs
 from routerl_jax.training.knowledge import check_snapshot, shared_snapshot
 from routerl_jax.training.loggers import read_metrics, require_log
 from routerl_jax.training.profiler import Clock, Profiler, profiled_steps
-from routerl_jax.training.run import Checkpointing, Run, check_workdir, policy_damage
+from routerl_jax.training.run import WARM_START, Checkpointing, Run, policy_damage, started
 from routerl_jax.training.sections import SEARCHED
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
 from routerl_jax.training.watch import RunStopped, Watch
@@ -291,9 +290,6 @@ def _validate(run: Run, fitting: _Fitting, held_out: Demonstrations) -> dict[str
     return metrics
 
 
-_DIRECTORY = "warm_start"
-
-
 def warm_start(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> TrainConfig:
     """Runs the supervised phase that `config.warm_start.steps` asks for, unless it is finished.
 
@@ -309,27 +305,13 @@ def warm_start(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fal
       ValueError: the directory holds another warm start, or an unfinished one and `resume` is False.
     """
     if config.warm_start.steps:
-        phase, directory = supervised(config), workdir / _DIRECTORY
+        phase, directory = supervised(config), workdir / WARM_START
         phase = dataclasses.replace(phase, snapshot=shared_snapshot(config, workdir))
         check_workdir(phase, directory, resume)
         if not _finished(phase, directory):
             train_sft(phase, directory, resume=resume)
         gc.collect()  # reference cycles still hold the phase's optimiser state; its memory is needed now
     return started(config, workdir)
-
-
-def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
-    """The configuration of a run in `workdir`. If it has a warm start, the model is the warm start's policy."""
-    if not config.warm_start.steps:
-        return config
-    model = dataclasses.replace(config.model, path=_path(workdir / _DIRECTORY / "policy"), sight={})
-    return dataclasses.replace(config, model=model)
-
-
-def _path(policy: pathlib.Path) -> str:
-    """The policy's path for configurations. All processes of a job, and later sessions, find the policy there."""
-    path = url_of(policy)
-    return path if in_bucket(path) else str(policy)
 
 
 def supervised(config: TrainConfig) -> TrainConfig:

@@ -15,10 +15,10 @@ from routerl_jax.knowledge.load import load_kb
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.training import annotated, demonstrations, sft
 from routerl_jax.training.annotated import drawn_examples, reading_examples, worked_examples
+from routerl_jax.training.checks import check_workdir
 from routerl_jax.training.config import AgentConfig, DataConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
 from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.knowledge import open_knowledge
-from routerl_jax.training.run import check_workdir
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.sft import supervised
 from tests.programs import two_processes

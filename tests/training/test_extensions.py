@@ -19,7 +19,7 @@ from routerl_jax.recipes.search import stages_of
 from routerl_jax.rewards.terms import TurnTerm
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl
-from routerl_jax.training.inputs import check_gold_paths
+from routerl_jax.training.checks import check_gold_paths
 from routerl_jax.training.loggers import read_metrics
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.stages import Stages

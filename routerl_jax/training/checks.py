@@ -1,5 +1,6 @@
-"""What a run reads, by content: a run that is resumed must find the questions, knowledge, demonstrations and model that it
-began with. And checks of its questions: no question is trained and evaluated on, and gold paths name the run's sources."""
+"""What is checked before a run begins, so that nothing slow starts in vain: that a workdir holds no other run; that a resumed
+run has the settings and reads the contents that it began with; that what is configured is there; and that no question is both
+trained and evaluated on."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 from absl import logging
 
+from routerl_jax.agents.agent import check_choices
 from routerl_jax.core.buckets import fetched
+from routerl_jax.core.config import first_difference, naming
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.types import Example
 from routerl_jax.data.gold_paths import known_path
@@ -25,18 +28,138 @@ from routerl_jax.knowledge.corpus import file_sha256, passages_sha256
 from routerl_jax.knowledge.store import Manifest, built_at
 from routerl_jax.models import pretrained
 from routerl_jax.parallel import multihost
+from routerl_jax.recipes.recipe import Recipe
+from routerl_jax.rewards.terms import RewardFunction
+from routerl_jax.services.judge import settings_that_count
 from routerl_jax.training.atlas_sources import atlas_passages
-from routerl_jax.training.config import KnowledgeConfig, TrainConfig
+from routerl_jax.training.config import KnowledgeConfig, TrainConfig, kept_config
+from routerl_jax.training.controls import check_controls
 from routerl_jax.training.demonstrations import MADE, demonstration_files, shown_questions
-from routerl_jax.training.knowledge import content_sha256
+from routerl_jax.training.evaluation import check_names
+from routerl_jax.training.knowledge import check_knowledge, check_snapshot, check_sources_differ, content_sha256
+from routerl_jax.training.loggers import require_log
+from routerl_jax.training.run import as_json
 from routerl_jax.training.sections import SEARCHED
-from routerl_jax.training.setup import evaluation_examples, open_examples
+from routerl_jax.training.setup import (
+    build_recipe,
+    check_engine_devices,
+    evaluated_agent,
+    evaluation_examples,
+    open_examples,
+)
 
 INPUTS = "inputs.json"
 _SAMPLES, _SAMPLE = 64, 2**12  # pieces of a file of weights that are read, and bytes of each
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 Inputs = dict[str, dict[str, Any]]
+# Settings that fit a run into memory. They change its results by rounding alone, so a run may be resumed with others.
+_MEMORY = {"engine": ("rows",), "learner": ("micro_tokens", "remat")}
+
+
+def check_run(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> Recipe:
+    """Checks a run of reinforcement learning whose workdir has been checked, and gives its recipe (a collective call).
+
+    Raises:
+      ValueError: names the setting that can't be used, and why.
+    """
+    multihost.on_main(lambda: require_log(config.log))
+    check_knowledge(config.knowledge)
+    check_sources_differ(config.knowledge)
+    check_snapshot(config, workdir, resume=resume)
+    check_engine_devices(config.mesh)
+    recipe = build_recipe(config)
+    if forked := next((name for name in config.stages if config.in_stage(name).rollout.forks), None):
+        check_choices(recipe.agent, f"config.rollout.forks (stage {forked!r})")
+    check_names(config, evaluated_agent(config, recipe))
+    check_controls(config, workdir)
+    check_overlap(config)
+    check_inputs(config, workdir, resume)
+    check_gold_paths(config)
+    return recipe
+
+
+def check_resumable(workdir: pathlib.Path) -> None:
+    """Raises ValueError if a workdir holds no run, nor one that was stopped in its warm start."""
+    if not any((workdir / name).is_file() for name in ("config.json", "warm_start/config.json")):
+        raise ValueError(
+            f"--resume: {workdir} holds no run; check --workdir, or leave out --resume to begin one (--resume=auto does either)"
+        )
+
+
+def check_workdir(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
+    """Refuses to mix runs in a workdir. The main process checks, and all get the result (a collective call).
+
+    Raises:
+      ValueError: the workdir holds a run already and `resume` is False, or it holds a run with another configuration.
+    """
+    multihost.on_main(lambda: _check_settings(config, workdir / "config.json", resume))
+
+
+def _check_settings(config: TrainConfig, path: pathlib.Path, resume: bool) -> None:
+    if not path.is_file():
+        return
+    if not resume:
+        raise ValueError(f"{path.parent} holds a run already; pass --resume to continue it, or use another --workdir")
+    saved, current = _saved(path), as_json(config)
+    saved["judge"] = _judge_of(saved.get("judge", {}), config)
+    saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
+    for section, keys in _MEMORY.items():
+        if section in saved:
+            saved[section] |= {key: current[section][key] for key in keys}
+    free = {"steps", "profile", "checkpoint", "evaluation", "watch", "callbacks"}  # may change between sessions
+    free |= {"log", "log_episodes", "log_groups", "log_tokens"}
+    shown = config.warm_start.demonstrations if config.kind == "sft" else ""
+    if shown:
+        free.add("rollout")  # of which only tool_timeout matters
+    if shown and shown not in SEARCHED:
+        free.add("data")  # not trained on
+    before, now = (values.get("evaluation", {}).get("normalizer") for values in (saved, current))
+    if before != now and shown not in ("atlas", "annotated"):
+        purpose = "answers are looked for" if shown == "drawn" else "rewards are judged"
+        raise ValueError(
+            f"{path} was made with config.evaluation.normalizer={before!r}, and now it is {now!r}: {purpose} with it; "
+            f"resume with the same one, or use another --workdir"
+        )
+    differing = [key for key in current if key not in free and saved.get(key) != current[key]]
+    if not differing:
+        return
+    key, before, now = first_difference(saved.get(differing[0]), current[differing[0]], f"config.{differing[0]}")
+    raise ValueError(
+        f"{path} was made with another configuration ({key} was {before!r}, and now it is {now!r}); resume with the same one, "
+        f"or use another --workdir"
+    )
+
+
+def _judge_of(saved: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
+    """The saved judge section, with the current values of settings that may change.
+
+    These are the settings that change no verdict, or all settings if no reward asks the judge.
+    """
+    rewarded = False
+    for name, stage in config.stages.items() if config.kind == "rl" else ():
+        with naming(f"config.stages.{name}.reward"):
+            rewarded = rewarded or bool(RewardFunction(dict(stage.reward)).asks)
+    matters = settings_that_count(config.judge) if rewarded else ()
+    return {**as_json(config)["judge"], **{name: saved.get(name) for name in matters}}
+
+
+def _saved(path: pathlib.Path) -> dict[str, Any]:
+    """The configuration in a workdir. Settings that did not exist yet have their defaults."""
+    saved = read_json(path, "use another --workdir")
+    try:
+        return as_json(kept_config(saved))
+    except ValueError:  # no longer a valid configuration: returned unchanged, so that it differs from the current one
+        return saved
+
+
+def _with_index_of(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
+    """A saved configuration's knowledge bases, with the index's current name if both names stand for the default."""
+    default, result = ("auto", "scann"), {}  # "scann" was the default before "auto"
+    for name, spec in saved.items():
+        now = current.get(name, {}).get("index")
+        result[name] = {**spec, "index": now} if now in default and spec.get("index") in default else spec
+    return result
 
 
 def check_inputs(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
@@ -45,7 +168,7 @@ def check_inputs(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> No
     Raises:
       ValueError: an input has another content; names its key, its file, and how to go on.
     """
-    multihost.on_main(lambda: _check(config, workdir, resume))
+    multihost.on_main(lambda: _compare_inputs(config, workdir, resume))
 
 
 def keep_inputs(config: TrainConfig, workdir: pathlib.Path) -> None:
@@ -101,7 +224,7 @@ def read_inputs(config: TrainConfig) -> Inputs:
     return inputs
 
 
-def _check(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
+def _compare_inputs(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
     path = workdir / INPUTS
     if not resume or not (workdir / "config.json").is_file():
         path.unlink(missing_ok=True)  # of a run that was refused before it began
