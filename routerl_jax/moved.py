@@ -165,6 +165,7 @@ MOVED = {
     "training.inputs": "training.checks",
     "training.layout_search": "extras.compile_check.layout_search",
     "training.learner_config": "training.sections",
+    "training.model_card": "extras.model_card",
     "training.partial": "training.asynchronous",
     "training.passes": "training.stages",
     "training.rollout_checks": "training.config",
