@@ -27,6 +27,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch.command import read_config, start
+from launch.command import run_schemas as schemas
 
 FLAGS = flags.FLAGS
 
@@ -44,13 +45,6 @@ def define_flags() -> None:
     flags.DEFINE_integer("samples", 1, "Attempts to show.", lower_bound=1)
     flags.DEFINE_integer("seed", 0, "Of the sampling.")
     flags.DEFINE_bool("json", False, "Print one JSON object per attempt instead.")
-
-
-def schemas() -> dict[str, type]:
-    """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.training.config import TrainConfig
-
-    return {"A run": TrainConfig}
 
 
 def main(argv: Sequence[str]) -> None:

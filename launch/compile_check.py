@@ -26,6 +26,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch.command import read_config, start
+from launch.command import run_schemas as schemas
 
 if TYPE_CHECKING:
     from routerl_jax.extras.compile_check.check import ProgramReport, Report
@@ -45,13 +46,6 @@ def define_flags() -> None:
     flags.DEFINE_bool("search", False, "Compile other meshes, micro-batches and rows as well, and print which is best.")
     flags.DEFINE_bool("json", False, "Print one JSON object instead of a table.")
     flags.mark_flag_as_required("config")
-
-
-def schemas() -> dict[str, type]:
-    """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.training.config import TrainConfig
-
-    return {"A run": TrainConfig}
 
 
 def main(_: Sequence[str]) -> None:

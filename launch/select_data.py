@@ -24,6 +24,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch.command import check_writable, read_config, start
+from launch.command import run_schemas as schemas
 
 FLAGS = flags.FLAGS
 
@@ -42,13 +43,6 @@ def define_flags() -> None:
     flags.DEFINE_list("stage1", ["medium:350"], "[DATASET/]LEVEL:COUNT, with commas between; COUNT may be `all`.")
     flags.DEFINE_list("stage2", ["medium:all", "hard:all"], "As --stage1; without what is in stage 1.")
     flags.mark_flag_as_required("config")
-
-
-def schemas() -> dict[str, type]:
-    """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.training.config import TrainConfig
-
-    return {"A run": TrainConfig}
 
 
 def main(_: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch.command import check_writable, read_config, start
+from launch.command import run_schemas as schemas
 from routerl_jax.core.buckets import in_bucket, url_of
 
 FLAGS = flags.FLAGS
@@ -54,13 +55,6 @@ def define_flags() -> None:
         lambda values: values["workdir"] is not None or values["show"],
         message="give --workdir, the directory of the run; or --show",
     )
-
-
-def schemas() -> dict[str, type]:
-    """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.training.config import TrainConfig
-
-    return {"A run": TrainConfig}
 
 
 def main(_: Sequence[str]) -> None:
