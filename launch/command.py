@@ -230,7 +230,7 @@ def _print_help(schemas: Schemas | None) -> None:
     """The program's purpose, its flags, and the fields of its configuration."""
     app.usage(shorthelp=True, writeto_stdout=True)
     if schemas:
-        from launch.settings import print_fields
+        from launch.configuration import print_fields
 
         print_fields(schemas())
 

@@ -75,7 +75,7 @@ def read_serve_config() -> ServeConfig:
     """The configuration file, if one is given, with the flags that are given in place of its fields."""
     from routerl_jax.extras.kb_server.config import ServeConfig
 
-    config = read_config_as(ServeConfig) if _flag_is_set("config") else ServeConfig()
+    config = read_config_as(ServeConfig) if FLAGS["config"].present else ServeConfig()
     changes: dict[str, Any] = {key: FLAGS[key].value for key in _OVERRIDES if FLAGS[key].value is not None}
     if FLAGS.kb:
         pairs, names = dict(config.knowledge_bases), set()
@@ -89,10 +89,6 @@ def read_serve_config() -> ServeConfig:
             pairs[name] = directory
         changes["knowledge_bases"] = pairs
     return dataclasses.replace(config, **changes)
-
-
-def _flag_is_set(name: str) -> bool:
-    return FLAGS[name].present > 0
 
 
 if __name__ == "__main__":

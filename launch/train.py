@@ -60,7 +60,7 @@ def define_flags() -> None:
 def main(_: Sequence[str]) -> None:
     config = read_config()
     if FLAGS.show:
-        from launch.settings import print_settings
+        from launch.configuration import print_settings
 
         print_settings(config)
         return
