@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.types import Passage, Query
+from routerl_jax.extras.kb_server.requests import Limits, SearchRequest, invalid, read_k, read_object, read_queries
 from routerl_jax.knowledge.base import TimedResults, as_read
-from routerl_jax.knowledge.client.schema import Limits, SearchRequest, invalid, read_k, read_object, read_queries
 
 PASSAGE = "passage"  # also accepted as the mode of a knowledge base without modes
 _MODE = re.compile(r"\[(passage|graph)\]")

@@ -20,17 +20,17 @@ from routerl_jax.core.config import checked
 from routerl_jax.core.packages import needs
 from routerl_jax.extras.kb_server.adapters import ADAPTERS, PASSAGE, Adapter
 from routerl_jax.extras.kb_server.batching import BatchConfig, Batcher, Metrics
-from routerl_jax.knowledge.base import KnowledgeBase, TimedResults
-from routerl_jax.knowledge.cassette import Searchable
-from routerl_jax.knowledge.client.schema import (
+from routerl_jax.extras.kb_server.requests import (
     Limits,
     SearchRequest,
     invalid,
-    portable_image,
     read_pictures,
     read_request,
     reply_json,
 )
+from routerl_jax.knowledge.base import KnowledgeBase, TimedResults
+from routerl_jax.knowledge.cassette import Searchable
+from routerl_jax.knowledge.client.schema import portable_image
 from routerl_jax.services.asgi import (
     LOOPBACK,
     Refusal,

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from routerl_jax.extras.kb_server.app import ServerSettings
-from routerl_jax.knowledge.client.schema import Limits
+from routerl_jax.extras.kb_server.requests import Limits
 from tests.extras.kb_server.servers import EchoKB, error_of, get, search, serving, wait_until
 from tests.programs import ROOT
 

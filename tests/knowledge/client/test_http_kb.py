@@ -22,9 +22,9 @@ from routerl_jax.core import background
 from routerl_jax.core.time_limit import time_limit
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.extras.kb_server.app import Served, ServerSettings, create_app
+from routerl_jax.extras.kb_server.requests import Limits
 from routerl_jax.knowledge.client import transport
 from routerl_jax.knowledge.client.kb import HttpKB, RetrieveKB
-from routerl_jax.knowledge.client.schema import Limits
 from routerl_jax.knowledge.client.transport import CircuitBreaker, RequestRefused, Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
