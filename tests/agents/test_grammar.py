@@ -198,13 +198,13 @@ def test_a_thought_that_is_not_closed_has_no_answer(protocol: str) -> None:
 
 def test_steps_read_no_tags_in_thoughts() -> None:
     steps = StepProtocol(tools=("text",))
-    route = steps.parse_route(
+    route = steps.routes.parse(
         "<think><sub-question>no</sub-question> in <ret>none</ret></think>"
         "<sub-question>Who?</sub-question><ret>text retriever</ret>"
     )
     assert (route.tool, route.query) == ("text", "Who?")
-    assert steps.parse_answer("<think>not <answer>Lome</answer></think><answer>Accra</answer>").answer == "Accra"
-    assert steps.parse_answer("<think>not <answer>Lome</answer>").kind == "invalid"
+    assert steps.answers.parse("<think>not <answer>Lome</answer></think><answer>Accra</answer>").answer == "Accra"
+    assert steps.answers.parse("<think>not <answer>Lome</answer>").kind == "invalid"
 
 
 def test_what_a_thought_refuses_is_no_refusal() -> None:

@@ -109,16 +109,16 @@ class FewShotProtocol(StepProtocol):
         tool = self.searched or self.tools[0]
         facts = [(hop.question, hop.fact) for hop in shot.hops]
         if kind == "final":
-            return self.final(shot.question, facts), self.write_answer(shot.hops[-1].fact, shot.answer)
+            return self.final(shot.question, facts), self.answers.write_answer(shot.hops[-1].fact, shot.answer)
         if kind == "answer":
             hop = shot.hops[number % len(shot.hops)]
             page = document_of(tool, Passage(id=hop.title, title=hop.title, text=hop.text))
-            return self.answer(hop.question, [page]), self.write_answer("The document says it.", hop.fact)
+            return self.answer(hop.question, [page]), self.answers.write_answer("The document says it.", hop.fact)
         answered = number % (len(shot.hops) + 1)
         request = self.route(shot.question, facts[:answered])
         if answered == len(shot.hops):
-            return request, self.write_route("All that is needed is known.", NO_TOOL, NO_TOOL)
-        return request, self.write_route(_thought(shot, answered), shot.hops[answered].question, tool)
+            return request, self.routes.write_search("All that is needed is known.", NO_TOOL, NO_TOOL)
+        return request, self.routes.write_search(_thought(shot, answered), shot.hops[answered].question, tool)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

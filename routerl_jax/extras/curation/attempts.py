@@ -185,7 +185,7 @@ class Teacher:
         text = without_thinking(text)
         if kind == "route":
             return parse_routes(self.protocol, text, self.config.candidates)
-        return [self.protocol.parse_answer(text)]
+        return [self.protocol.answers.parse(text)]
 
     def _right(self, answer: str, example: Example) -> bool:
         """The condition of equation 17."""
@@ -197,9 +197,9 @@ def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:
     """The searches of a route, which may name several retrievers, separated by commas; or one invalid action."""
     names = (between(text, "<ret>", "</ret>") or "").split(",")
     if most == 1 or len(names) == 1:
-        return [protocol.parse_route(text)]
+        return [protocol.routes.parse(text)]
     query = between(text, "<sub-question>", "</sub-question>") or ""
-    parsed = [protocol.parse_route(f"<sub-question>{query}</sub-question><ret>{name}</ret>") for name in names]
+    parsed = [protocol.routes.parse(f"<sub-question>{query}</sub-question><ret>{name}</ret>") for name in names]
     if invalid := [action for action in parsed if action.kind == "invalid"]:
         return invalid[:1]
     actions = list({action.tool: action for action in parsed}.values())
@@ -272,7 +272,10 @@ def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
     if kind == "route":
         routes = [route for route in _ROUTES if route[4] in tools][:most]
         return _messages(
-            [(protocol.route(q, history), protocol.write_route(t, sub, kb)) for q, history, t, sub, kb in routes]
+            [
+                (protocol.route(q, history), protocol.routes.write_search(t, sub, kb))
+                for q, history, t, sub, kb in routes
+            ]
         )
     if kind == "answer":
         label = protocol.label
@@ -280,7 +283,7 @@ def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
             [
                 (
                     protocol.answer(sub, [Document(retriever=label(kb), text=text) for text in documents]),
-                    protocol.write_answer(thought, answer),
+                    protocol.answers.write_answer(thought, answer),
                 )
                 for sub, kb, documents, thought, answer in _ANSWERS[:most]
                 if kb in tools
@@ -288,7 +291,7 @@ def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
         )
     return _messages(
         [
-            (protocol.final(q, history), protocol.write_answer(thought, answer))
+            (protocol.final(q, history), protocol.answers.write_answer(thought, answer))
             for q, history, thought, answer in _FINALS[:most]
         ]
     )

@@ -30,7 +30,7 @@ from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
 from routerl_jax.engine.streams import PromptTooLong
 from routerl_jax.knowledge.base import with_picture
-from routerl_jax.recipes.r1_router.steps import History, RouteCalls, StepCalls, StepPrompt, StepProtocol
+from routerl_jax.recipes.r1_router.steps import History, RouteCalls, StepPrompt, StepProtocol
 from routerl_jax.recipes.recipe import TOOL_CALLS, AgentConfig, Recipe
 from routerl_jax.recipes.search import StageSettings, stages_of
 
@@ -147,35 +147,29 @@ class StepChats:
     def __init__(self, agent: StepAgent, example: Example, llm: LLM) -> None:
         self.agent, self.example, self._llm = agent.of(llm.tokenizer), example, llm
 
-    async def turn(
-        self, prompt: StepPrompt, protocol: StepProtocol | None = None, *, forced: str = "", max_tokens: int = 0
-    ) -> tuple[Turn, Action]:
-        """The policy's turn in a chat, and its action.
-
-        Args:
-          protocol: another one than the agent's.
-          forced: begins the turn instead of `prompt_suffix`.
+    async def turn(self, prompt: StepPrompt, *, forced: str = "", max_tokens: int = 0) -> tuple[Turn, Action]:
+        """The policy's turn in a chat, and its action. `forced` begins the turn instead of `prompt_suffix`.
 
         Raises:
           PromptTooLong: there is no room for a turn.
         """
-        agent, example = self.agent, self.example
-        if protocol is not None:
-            agent = dataclasses.replace(agent, protocol=protocol)
+        agent, example, form = self.agent, self.example, prompt.form
         opening = agent.prompt_ids(prompt, example, self._llm.tokenizer, self._llm.image_marker)
         self.latest = chat = self._llm.conversation(opening, example.images)
         if begun := forced or agent.prompt_suffix:
             if chat.tokens_of(begun) >= chat.room:
                 raise PromptTooLong(f"the prompt of example {example.id!r} leaves no room for a turn")
             chat.force(begun)
-        turn = await chat.generate(
-            stop=agent.protocol.stops(prompt), max_tokens=min(max_tokens or agent.max_turn_tokens, chat.room)
-        )
+        turn = await chat.generate(stop=form.stops, max_tokens=min(max_tokens or agent.max_turn_tokens, chat.room))
         chat.close()
-        turn.asked = prompt.asked
-        turn.action, formed = agent.protocol.read(prompt, turn.forced + turn.text, bool(forced))
-        # a message ends with the template's own token
-        turn.well_formed = formed and (not agent.functions or turn.stop_reason == "eos")
+        turn.asked, text = prompt.asked, turn.forced + turn.text
+        turn.action = form.parse(text)
+        if agent.functions:  # a message ends with the template's own token
+            turn.well_formed = form.well_formed(text) and turn.stop_reason == "eos"
+        else:  # the policy could not write a thought before an answer that was begun for it
+            turn.well_formed = form.well_formed(
+                f"<think></think>{text}" if forced and prompt.asked != "route" else text
+            )
         return turn, turn.action
 
     def room(self, prompt: StepPrompt) -> int:
@@ -195,15 +189,13 @@ class StepChats:
 
     async def further_route(self, history: History) -> Action | None:
         """The route of a policy that would stop, and may not; None if it writes none."""
-        protocol, openings = self.agent.protocol, ("",)
-        if isinstance(protocol, StepCalls):
-            protocol = protocol.unending()
-        else:
+        prompt, openings = self.agent.protocol.unending().route(self.example.question, history), ("",)
+        if not self.agent.functions:  # the sub-question is begun, then its retriever
+            begins = "<think></think>\n<sub-question>"
             question = self._llm.tokenizer.plain(self.example.question)
-            openings = (protocol.route_opening(), protocol.route_opening(question))
-        prompt = protocol.route(self.example.question, history)
+            openings = (begins, f"{begins}{question}</sub-question>\n<ret>")
         for opening in openings:
-            _, action = await self.turn(prompt, protocol, forced=opening)
+            _, action = await self.turn(prompt, forced=opening)
             if _searches(action):
                 return action
         return None
@@ -369,12 +361,10 @@ def r1_router(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Se
         )
     if unknown := [name for name in agent.sees if name not in tools]:
         raise ValueError(f"config.agent.sees: {unknown[0]!r} is no knowledge base; there are: {', '.join(tools)}")
-    protocol = StepProtocol(tools=tuple(tools))
-    if agent.grammar == TOOL_CALLS:
-        protocol = StepCalls(tools=tuple(tools), routes=RouteCalls(tools=tuple(tools)))
+    calls = RouteCalls(tools=tuple(tools)) if agent.grammar == TOOL_CALLS else None
     return Recipe(
         agent=StepwiseAgent(
-            protocol=protocol,
+            protocol=StepProtocol(tools=tuple(tools), calls=calls),
             max_searches=agent.max_searches,
             k=agent.k,
             max_turn_tokens=agent.max_turn_tokens,

@@ -13,7 +13,7 @@ import numpy as np
 from routerl_jax.agents import tool_calls
 from routerl_jax.agents.agent import LLM, Agent, CallingAgent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.chat import Chat, ChatRules, read_turn
-from routerl_jax.agents.grammar import Grammar
+from routerl_jax.agents.grammar import Grammar, opening_ids
 from routerl_jax.agents.observation import Look, Marked, Spoken
 from routerl_jax.agents.tool_calls import LOOK, LookingCalls
 from routerl_jax.core.tokenizer import Tokenizer
@@ -24,7 +24,6 @@ from routerl_jax.core.types import (
     DemonstrationStep,
     Episode,
     Example,
-    Message,
     Observation,
     Passage,
     Shown,
@@ -204,17 +203,10 @@ class VRAGAgent(CallingAgent):
             self.of(tokenizer)  # refuses a model without such a form
             words = protocol.tool_call_words(self.functions[0]["function"]["name"])
             task = protocol.task(self.max_turns, self.looks, self.regions, self.shows, words)
-            system = [Message(role="system", content=task)] if self.instruct else []
-            request = Message(role="user", content=f"Question: {question}")
-            return tokenizer.chat([*system, request], tools=self.functions)
-        if not self.instruct:
-            return tokenizer.encode_prompt(f"Question: {question}\n")
-        task = self.form.instructions()
-        if not tokenizer.instructs_in_chats:
-            return tokenizer.encode_prompt(f"{task}\n\nUser: Question: {question}\nAssistant: ")
-        return tokenizer.chat(
-            [Message(role="system", content=task), Message(role="user", content=f"Question: {question}")]
-        )
+        else:
+            task = self.form.instructions()
+        functions = self.functions if self.grammar else None
+        return opening_ids(tokenizer, f"Question: {question}", task if self.instruct else None, functions)
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
         """The turns of a demonstration. A step with a box is a closer look, any other a search that finds its passages."""

@@ -13,7 +13,6 @@ from routerl_jax.extras.baselines.vanilla_rag import HippoRAGReader, SuRe, liste
 from routerl_jax.extras.baselines.worked import SIZE, WORKED, WORKED_PAGES
 from routerl_jax.models.regions import RegionRule
 from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch
-from routerl_jax.recipes.r1_router.steps import well_formed_answer, well_formed_route
 from routerl_jax.recipes.vrag_rl import protocol as vrag
 from tests import tiny
 from tests.extras.baselines.playing import EXAMPLE, played, with_template
@@ -253,14 +252,10 @@ def test_few_shot_of_r1_router_shows_chats_of_the_kind_that_is_asked():
     assert last.endswith(f"Sub-question 1: who\nAnswer 1: Mary\nFinal answer:\n[assistant] {answer}")
     protocol = agent.protocol
     for number, one in enumerate(WORKED):
-        for kind, reads in (
-            ("route", well_formed_route),
-            ("answer", well_formed_answer),
-            ("final", well_formed_answer),
-        ):
+        for kind in ("route", "answer", "final"):
             request, written = protocol.worked(one, kind, number)
             assert request.asked == kind
-            assert reads(written)
+            assert request.form.well_formed(written)
     plain = protocol.opening(protocol.final("Why?", ()), tiny.tokenizer(), instruct=False)
     assert tiny.tokenizer().decode(plain).endswith("\n\nQuestion: Why?\nFinal answer:\n")
 
