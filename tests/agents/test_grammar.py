@@ -15,7 +15,7 @@ from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from routerl_jax.recipes.routerag import RouteRAGGrammar
 from routerl_jax.recipes.search_r1 import SearchR1Grammar
-from routerl_jax.recipes.vrag_rl import protocol as vrag_rl
+from routerl_jax.recipes.vrag_rl.protocol import VRAGTags
 
 ROUTER = R1RouterGrammar(tools=("text", "text_image", "table"))
 SEARCHER = R1SearcherGrammar(tools=("text",))
@@ -135,7 +135,7 @@ PROTOCOLS: dict[str, tuple[Callable[[str], Action], str, str]] = {
     "r1_searcher": (SEARCHER.parse, "think", "<|begin_of_query|>Who?<|end_of_query|>"),
     "routerag": (RouteRAGGrammar(tools=("passage",)).parse, "think", "<search>[passage] Who?</search>"),
     "r1_router": (ROUTER.parse, "think", "<sub-question>Who?</sub-question><ret>text retriever</ret>"),
-    "vrag_rl": (lambda text: vrag_rl.parse(text, "pages"), "think", "<search>Who?</search>"),
+    "vrag_rl": (VRAGTags(tools=("pages",)).parse, "think", "<search>Who?</search>"),
     "mmsearch_r1": (
         lambda text: mmsearch_r1.parse(text, image_tool="image", text_tool="text"),
         "reason",

@@ -28,7 +28,6 @@ from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
 from routerl_jax.recipes.recipe import RECIPES, AgentConfig
-from routerl_jax.recipes.vrag_rl import protocol as vrag
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 
 
@@ -178,7 +177,7 @@ class FewShotVRAG(VRAGAgent):
         chat = [message for shot in WORKED_PAGES[: self.shots] for message in self.worked(shot)]
         if not self.instruct:
             return tokenizer.encode_prompt("".join(f"{message.content}\n" for message in [*chat, request]))
-        task = vrag.task(self.max_turns, self.looks, self.regions, self.shows)
+        task = self.form.instructions()
         if tokenizer.instructs_in_chats:
             return tokenizer.chat([Message(role="system", content=task), *chat, request])
         return tokenizer.encode_prompt(f"{task}\n\n{_script([*chat, request])}Assistant: ")
@@ -192,15 +191,15 @@ class FewShotVRAG(VRAGAgent):
         turns: list[tuple[str, str]] = []
         for step in steps:
             if isinstance(step, PageSearch):
-                turns.append((vrag.search(step.thought, step.query), self._in_words("A page", step.shows)))
+                turns.append((self.form.write_search(step.thought, step.query, self.tool), self._in_words("A page", step.shows)))
             else:
                 turns.append(
-                    (vrag.look(step.thought, self._box(step)), self._in_words("That part, enlarged", step.shows))
+                    (self.form.write_look(step.thought, self._box(step)), self._in_words("That part, enlarged", step.shows))
                 )
         chat = [Message(role="user", content=f"Question: {shot.question}")]
         for written, observation in turns:
             chat += [Message(role="assistant", content=written), Message(role="user", content=observation)]
-        return [*chat, Message(role="assistant", content=vrag.answer(shot.thought, shot.answer))]
+        return [*chat, Message(role="assistant", content=self.form.write_answer(shot.thought, shot.answer))]
 
     def _in_words(self, item: str, shows: str) -> str:
         """The content of a picture in words. If pages are shown as text, it is that text."""

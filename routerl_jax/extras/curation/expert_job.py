@@ -32,7 +32,6 @@ from routerl_jax.extras.curation.demonstration_job import Demonstrate, best_of, 
 from routerl_jax.extras.curation.experts import ExpertJobConfig, Experts
 from routerl_jax.extras.curation.job import Batches, ModelUse, Record, ReplyFile, Report, Services, listed, within_share
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.judge import open_judge
@@ -213,7 +212,7 @@ def _demonstrating(
         else None,
     )
     pictures = PictureFiles(workdir)
-    task = protocol.task(agent.max_turns, agent.looks, agent.regions, agent.shows)
+    task = agent.form.instructions()
 
     def record(recorded: RecordedRounds | None) -> dict[str, Any]:
         return {"row": recorded and message_row(recorded, pictures.name, task)}

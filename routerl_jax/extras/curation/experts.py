@@ -27,7 +27,6 @@ from routerl_jax.models.regions import Box, Pixels, RefusedRegion, RegionRule, r
 from routerl_jax.models.regions import Size as FrameSize
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.recipes.recipe import AgentConfig
-from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
 from routerl_jax.rewards.retrieval import gold_passages_of
@@ -376,7 +375,7 @@ class _RunningAttempt:
                     raise AttemptFailed("answer before a search", step.content)
                 self.result.planner.answer = step.content
                 action = Action(kind="answer", answer=step.content)
-                self._record(step, protocol.answer(step.thought, step.content), action)
+                self._record(step, self._agent.form.write_answer(step.thought, step.content), action)
                 return
             if not turns_left:
                 break
@@ -429,7 +428,7 @@ class _RunningAttempt:
     async def _search(self, step: Step) -> list[str | Shown]:
         agent = self._agent
         action = Action(kind="search", tool=agent.tool, query=step.content)
-        self._record(step, protocol.search(step.thought, step.content), action)
+        self._record(step, agent.form.write_search(step.thought, step.content, agent.tool), action)
         self.result.planner.searches += 1
         call = await self._experts.planner.search(agent.tool, action.query, agent.k)
         if call.error is not None:
@@ -441,7 +440,7 @@ class _RunningAttempt:
         if bare := [passage.id for passage in fresh if not passage.image]:
             raise AttemptFailed("no picture", f"page {bare[0]!r} of {agent.tool!r} has none")
         self._shown_ids.update(passage.id for passage in fresh)
-        return self._observed(protocol.page(call, fresh, fresh, agent.shows))
+        return self._observed(agent.form.page(call, fresh, fresh))
 
     async def _look(self, step: Step) -> list[str | Shown]:
         if self._latest is None:
@@ -462,7 +461,7 @@ class _RunningAttempt:
         if crop.error:
             raise AttemptFailed("no picture", crop.error)
         step = dataclasses.replace(step, thought=thought)
-        self._record(step, protocol.look(thought, box), Action(kind="region", box=box))
+        self._record(step, self._agent.form.write_look(thought, box), Action(kind="region", box=box))
         return self._observed([crop])
 
     def _located(self, box: Sequence[float], frame: FrameSize) -> tuple[Pixels, Shown]:
@@ -485,11 +484,11 @@ class _RunningAttempt:
 
     def _record(self, step: Step, text: str, action: Action) -> None:
         """Adds a round of the policy. Raises AttemptFailed if the policy's own parser would read the text differently."""
-        parsed = protocol.parse(text, self._agent.tool)
+        parsed = self._agent.form.parse(text)
         is_same = dataclasses.replace(parsed, thought="", error="") == dataclasses.replace(
             action, box=tuple(map(float, action.box))
         )
-        if not is_same or not protocol.well_formed(text) or PICTURE in text:
+        if not is_same or not self._agent.form.well_formed(text) or PICTURE in text:
             raise AttemptFailed("out of form", text[:200])
         self.rounds.append(Round(text=text, tool=action.tool))
         self.result.actions.append(step.kind)

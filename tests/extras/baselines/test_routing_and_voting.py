@@ -13,7 +13,6 @@ from routerl_jax.extras.baselines.vanilla_rag import HippoRAGReader, SuRe, liste
 from routerl_jax.extras.baselines.worked import SIZE, WORKED, WORKED_PAGES
 from routerl_jax.models.regions import RegionRule
 from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch
-from routerl_jax.recipes.vrag_rl import protocol as vrag
 from tests import tiny
 from tests.extras.baselines.playing import EXAMPLE, played, with_template
 
@@ -287,8 +286,8 @@ def test_few_shot_of_vrag_rl_searches_looks_closer_and_answers(looks, scale):
     for chat in chats:
         assert [message.role for message in chat] == ["user", "assistant"] * (len(chat) // 2)
         turns = [message.content for message in chat[1::2]]
-        assert all(vrag.well_formed(turn) for turn in turns)
-        actions = [vrag.parse(turn, "pages") for turn in turns]
+        assert all(agent.form.well_formed(turn) for turn in turns)
+        actions = [agent.form.parse(turn) for turn in turns]
         kinds_of.append([action.kind for action in actions])
         for action in (action for action in actions if action.kind == "region"):
             left, top, right, bottom = action.box
