@@ -8,8 +8,7 @@ import pytest
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.tool_calls import ToolCalls
 from routerl_jax.core.types import Action, Call, Passage
-from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch_r1
-from routerl_jax.recipes.mmsearch_r1.protocol import MMSearchCalls
+from routerl_jax.recipes.mmsearch_r1.protocol import REFUSAL, MMSearchCalls, MMSearchTags
 from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
@@ -137,7 +136,7 @@ PROTOCOLS: dict[str, tuple[Callable[[str], Action], str, str]] = {
     "r1_router": (ROUTER.parse, "think", "<sub-question>Who?</sub-question><ret>text retriever</ret>"),
     "vrag_rl": (VRAGTags(tools=("pages",)).parse, "think", "<search>Who?</search>"),
     "mmsearch_r1": (
-        lambda text: mmsearch_r1.parse(text, image_tool="image", text_tool="text"),
+        MMSearchTags(tools=("image", "text"), image_tool="image").parse,
         "reason",
         "<text_search>Who?</text_search>",
     ),
@@ -209,9 +208,9 @@ def test_steps_read_no_tags_in_thoughts() -> None:
 
 def test_what_a_thought_refuses_is_no_refusal() -> None:
     for name in ("mmsearch_r1", "mmsearch_r1 by calls"):
-        text = written(name, f"{{o}}Else I'd say: {mmsearch_r1.REFUSAL}.{{c}}")
+        text = written(name, f"{{o}}Else I'd say: {REFUSAL}.{{c}}")
         assert PROTOCOLS[name][0](text).kind == "invalid"
-        assert PROTOCOLS[name][0](text + f"\n{mmsearch_r1.REFUSAL}").kind == "refusal"
+        assert PROTOCOLS[name][0](text + f"\n{REFUSAL}").kind == "refusal"
 
 
 def test_marks_of_calls_in_running_words_are_no_call() -> None:

@@ -23,7 +23,6 @@ from routerl_jax.extras.baselines.worked import (
     WorkedExample,
     WorkedPages,
 )
-from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
@@ -135,7 +134,7 @@ class FewShotMMSearch(MMSearchAgent):
     ) -> list[int]:
         chat = [message for shot in WORKED[: self.shots] for message in self.worked(shot)]
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
-        chat.append(Message(role="user", content=protocol.first(question, self.limits, self.instruct)))
+        chat.append(Message(role="user", content=self.form.first(question, self.instruct)))
         if self.instruct and tokenizer.instructs_in_chats:
             return tokenizer.chat(chat)
         if self.instruct:
@@ -146,7 +145,7 @@ class FewShotMMSearch(MMSearchAgent):
         """A worked question as messages, with as many searches as are allowed."""
         limits = self.limits
         steps = demonstration(shot, self.text_tool, min(limits.searches, limits.text_searches))
-        first = protocol.first(shot.question, limits, self.instruct)
+        first = self.form.first(shot.question, self.instruct)
         chat = [Message(role="user", content=first)]
         for piece, written in self.pieces(steps):
             observation: Any = piece.observation if isinstance(piece, Reply) else piece
@@ -191,11 +190,10 @@ class FewShotVRAG(VRAGAgent):
         turns: list[tuple[str, str]] = []
         for step in steps:
             if isinstance(step, PageSearch):
-                turns.append((self.form.write_search(step.thought, step.query, self.tool), self._in_words("A page", step.shows)))
+                written, item = self.form.write_search(step.thought, step.query, self.tool), "A page"
             else:
-                turns.append(
-                    (self.form.write_look(step.thought, self._box(step)), self._in_words("That part, enlarged", step.shows))
-                )
+                written, item = self.form.write_look(step.thought, self._box(step)), "That part, enlarged"
+            turns.append((written, self._in_words(item, step.shows)))
         chat = [Message(role="user", content=f"Question: {shot.question}")]
         for written, observation in turns:
             chat += [Message(role="assistant", content=written), Message(role="user", content=observation)]

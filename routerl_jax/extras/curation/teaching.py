@@ -162,7 +162,7 @@ class MMSearchTeacher:
     async def _run_turns(self, example: Example, number: int, attempt: Attempt, turns: list[Turn]) -> None:
         """Adds turns up to the answer. Raises AttemptFailed if the attempt ends without one."""
         instructed = dataclasses.replace(self.agent, instruct=True)
-        first = protocol.first(example.question, self.agent.limits, True)
+        first = self.agent.form.first(example.question, True)
         chat = [Message(role="user", content=first, images=example.images)]
         kinds: list[Kind] = []
         for _ in range(self.agent.searches + 1):
@@ -343,6 +343,6 @@ def _searches_of(episode: Mapping[str, Any]) -> str:
 def _prompts(agent: MMSearchAgent) -> list[str]:
     plans: tuple[tuple[Kind, ...], ...] = (("image",), ("text",), ("image", "text"))
     return [
-        protocol.first("", agent.limits, True),
-        *(protocol.after("", plan, agent.limits, True) for plan in plans),
+        agent.form.first("", True),
+        *(agent.form.after("", plan, True) for plan in plans),
     ]

@@ -12,7 +12,6 @@ from routerl_jax.extras.baselines.routing import SKR, CogPlanner, UniversalRAG, 
 from routerl_jax.extras.baselines.vanilla_rag import HippoRAGReader, SuRe, listed
 from routerl_jax.extras.baselines.worked import SIZE, WORKED, WORKED_PAGES
 from routerl_jax.models.regions import RegionRule
-from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch
 from tests import tiny
 from tests.extras.baselines.playing import EXAMPLE, played, with_template
 
@@ -269,7 +268,7 @@ def test_few_shot_of_mmsearch_r1_searches_in_words():
         assert [role for role, _ in roles] == ["user", "assistant", "user", "assistant"]
         assert f"<text_search>{one.hops[-1].question}</text_search>" in roles[1][1]
         assert one.hops[-1].text in roles[2][1]
-        assert all(mmsearch.well_formed(said) for role, said in roles if role == "assistant")
+        assert all(agent.form.well_formed(said) for role, said in roles if role == "assistant")
 
 
 @pytest.mark.parametrize("looks", [True, False])
