@@ -528,19 +528,9 @@ class Tool:
         return dataclasses.replace(call, passages=tuple(passages), seconds=seconds)
 
     async def _reply(self, asked: Coroutine[Any, Any, Call]) -> Call:
-        """The reply to a request to a tool. A branch that still replays its past gets the recorded reply."""
-        state = self._rollout.branch_state
-        if state.replaying:
-            asked.close()
-            call = state.replay()
-            assert isinstance(call, Call), (
-                "the agent searches where it wrote before: it does not act alike on equal turns"
-            )
-            return call
-        index = state.begin()
-        call = await asked
-        state.finish(index, call)
-        return call
+        """The reply to a request to a tool; a forked attempt may have it already."""
+        branch = self._rollout.branch
+        return await (asked if branch is None else branch.call(asked))
 
 
 def begun(agent: Agent, example: Example, llm: LLM, tools: Tools) -> Awaitable[Episode]:

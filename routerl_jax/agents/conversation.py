@@ -6,10 +6,9 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
-from routerl_jax.agents.forks import BranchState, ForkChoice, RecordedTurn
 from routerl_jax.agents.observation import Rendered, Reply, expanded_tokens, rendered
 from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.tokenizer import ReplyRole, Tokenizer
@@ -52,37 +51,42 @@ class Request(NamedTuple):
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
+class Branching(Protocol):
+    """How a forked attempt writes its turns and makes its calls (`forks.BranchState`).
+
+    Attributes:
+      suffix: suffix of the attempt's name, which seeds its sampling. Each branch has its own.
+      branches: the decisions so far.
+    """
+
+    suffix: str
+    branches: list[Branch]
+
+    async def turn(
+        self, chat: Conversation, stop: Sequence[str], max_tokens: int | None, sampling: Sampling
+    ) -> Generated: ...
+
+    async def call(self, asked: Coroutine[Any, Any, Call]) -> Call: ...
+
+
+@dataclasses.dataclass(eq=False)
 class Rollout:
     """The record of one attempt while it runs: its conversations, turns and calls, and what it is waiting for."""
 
-    def __init__(
-        self,
-        example: Example,
-        sample: int,
-        engine: Policy,
-        sampling: Sampling,
-        wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]],
-        wait_tool: Callable[[Rollout, Request], Awaitable[Call]],
-        branch_state: BranchState | None = None,
-        spawn: Callable[[Rollout, BranchState], None] | None = None,
-        prepare: Callable[[Rollout, str], Awaitable[None]] | None = None,
-        tags: Sequence[str] = (),
-    ) -> None:
-        self.example = example
-        self.sample = sample
-        self.engine = engine
-        self.sampling = sampling
-        self.wait_turn = wait_turn
-        self.wait_tool = wait_tool
-        self.branch_state = branch_state or BranchState()
-        self.spawn = spawn
-        self.prepare = prepare
-        self.tags = tags  # of the agent's protocol
-        self.conversations: list[Conversation] = []
-        self.probes: list[Conversation] = []  # conversations aside, which are no part of the episode
-        self.turns: list[Turn] = []
-        self.early: list[Call] = []  # calls made before the first turn; they are recorded with it
-        self.outstanding = 0  # requests that the driver has not answered yet
+    example: Example
+    sample: int
+    engine: Policy
+    sampling: Sampling
+    wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]]
+    wait_tool: Callable[[Rollout, Request], Awaitable[Call]]
+    prepare: Callable[[Rollout, str], Awaitable[None]] | None = None
+    tags: Sequence[str] = ()  # of the agent's protocol
+    branch: Branching | None = None  # of a forked attempt
+    conversations: list[Conversation] = dataclasses.field(default_factory=list)
+    probes: list[Conversation] = dataclasses.field(default_factory=list)  # aside, and no part of the episode
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    early: list[Call] = dataclasses.field(default_factory=list)  # before the first turn; they are recorded with it
+    outstanding: int = 0  # requests that the driver has not answered yet
 
     def add(self, turn: Turn) -> None:
         """Records a turn."""
@@ -118,7 +122,7 @@ class Rollout:
     def aside(self) -> Rollout:
         """A record apart, for a probe: what is written there is no turn of the attempt. The driver waits for it as for this."""
         apart, prepare = copy.copy(self), self.prepare
-        apart.branch_state, apart.conversations, apart.turns, apart.early = BranchState(), [], [], []
+        apart.branch, apart.conversations, apart.turns, apart.early = None, [], [], []
         apart.wait_turn = lambda _, stream: self.wait_turn(self, stream)
         apart.prepare = None if prepare is None else lambda _, text: prepare(self, text)
         return apart
@@ -139,7 +143,7 @@ class Conversation:
         self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
         # The name seeds the row's sampling, so each conversation of a rollout needs its own.
         self._number = number = len(rollout.conversations)
-        name = f"{rollout.example.id}{rollout.branch_state.suffix}"
+        name = f"{rollout.example.id}{rollout.branch.suffix if rollout.branch else ''}"
         self._name = f"{name}#{number}" if number else name
         self._stream = self._engine.open(ids, self._name, rollout.sample, images=images)
         self._viewer = Viewer(self._engine.images, images)
@@ -170,8 +174,12 @@ class Conversation:
           DoesNotFit: the conversation is full. If the agent does not catch this, the episode ends unanswered.
           ValueError: the conversation is closed.
         """
-        start, used = len(self._stream.ledger), self.usage
-        written = await self._write(stop, max_tokens, sampling or self._rollout.sampling)
+        start, used, branch = len(self._stream.ledger), self.usage, self._rollout.branch
+        sampling = sampling or self._rollout.sampling
+        if branch is None:
+            written = await self._request(stops=stop, max_tokens=max_tokens, sampling=sampling)
+        else:
+            written = await branch.turn(self, stop, max_tokens, sampling)
         turn = Turn(
             text=self._engine.tokenizer.decode(written.tokens),
             stop_reason=written.stop_reason,
@@ -184,99 +192,8 @@ class Conversation:
         self._rollout.add(turn)
         return turn
 
-    async def _write(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> RecordedTurn:
-        """The tokens of a turn: sampled, replayed, or both if the branch starts within this turn."""
-        state = self._rollout.branch_state
-        if state.replaying:
-            event = state.replay()
-            if isinstance(event, RecordedTurn):
-                self._engine.feed(self._stream, event.tokens)
-                return event
-            assert isinstance(event, ForkChoice), (
-                "the agent writes where it searched before: it does not act alike on equal turns"
-            )
-            self._engine.feed(self._stream, event.before)
-            self._engine.share([(event.source, self._stream)])
-            return await self._take(event.tool, event.before, stop, max_tokens, sampling)
-        if not state.may_fork(stop):
-            index = state.begin()
-            written = await self._sample(stop, max_tokens, sampling)
-            state.finish(index, written)
-            return written
-        return await self._write_and_fork(stop, max_tokens, sampling)
-
-    async def _write_and_fork(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> RecordedTurn:
-        """Lets the policy write up to a decision and forks the attempt there. This attempt takes the first choice."""
-        state = self._rollout.branch_state
-        choices = state.choices
-        assert choices is not None
-        index = state.begin()
-        written = await self._sample((choices.opening, *stop), max_tokens, sampling)
-        text = self._engine.tokenizer.decode(written.tokens)
-        if written.stop_reason != "stop" or choices.opening not in text or any(string in text for string in stop):
-            state.finish(index, written)
-            return written
-        remaining = self.room if max_tokens is None else min(self.room, max_tokens - len(written.tokens))
-        longest = max(len(self._engine.tokenizer.encode(name)) for name in choices.names.values())
-        decides = text.endswith(choices.opening) and choices.open(self._forced + text)
-        if remaining >= longest and decides and state.alone and self._rollout.spawn is not None:
-            for branch in state.others(written.tokens, self._stream):
-                self._rollout.spawn(self._rollout, branch)
-            return await self._take(next(iter(choices.names)), written.tokens, stop, max_tokens, sampling, index)
-        if remaining > 0:  # there is no decision to fork here: finish the turn
-            rest = await self._sample(
-                stop, max_tokens and max_tokens - len(written.tokens), sampling, begun=written.tokens
-            )
-            written = RecordedTurn(tokens=written.tokens + rest.tokens, stop_reason=rest.stop_reason)
-        else:
-            written = RecordedTurn(tokens=written.tokens, stop_reason="length")
-        state.finish(index, written)
-        return written
-
-    async def _take(
-        self,
-        tool: str,
-        before: tuple[int, ...],
-        stop: Sequence[str],
-        max_tokens: int | None,
-        sampling: Sampling,
-        index: int | None = None,
-    ) -> RecordedTurn:
-        """Writes one choice at a decision, and lets the policy finish the turn."""
-        state, ledger = self._rollout.branch_state, self._stream.ledger
-        assert state.choices is not None
-        index = state.begin() if index is None else index
-        name = self._engine.tokenizer.encode(state.choices.names[tool])
-        start = len(ledger)
-        rest = await self._sample(stop, max_tokens and max_tokens - len(before), sampling, given=name, begun=before)
-        state.branches.append(
-            Branch(
-                tool=tool,
-                turn=len(self._rollout.turns),
-                sequence=self._number,
-                start=start,
-                tokens=len(name),
-                logprob=ledger.logprob(start, start + len(name)),
-            )
-        )
-        written = RecordedTurn(tokens=(*before, *rest.tokens), stop_reason=rest.stop_reason)
-        state.finish(index, written)
-        return written
-
-    async def _sample(
-        self,
-        stop: Sequence[str],
-        max_tokens: int | None,
-        sampling: Sampling,
-        *,
-        given: Sequence[int] = (),
-        begun: Sequence[int] = (),
-    ) -> RecordedTurn:
-        """The tokens that the engine samples; see `Engine.request`."""
-        generated = await self._request(stops=stop, max_tokens=max_tokens, sampling=sampling, given=given, begun=begun)
-        return RecordedTurn(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
-
     async def _request(self, **settings: Any) -> Generated:
+        """What the engine samples; see `Policy.request`."""
         if not self._open:  # nobody would ever answer
             raise ValueError(
                 "this conversation is closed: ask for turns and scores before close(), and in the block of `aside`"
@@ -336,7 +253,7 @@ class Conversation:
             probe.close()
 
     def _check_alone(self, lack: str) -> None:
-        if self._rollout.branch_state.choices is not None:
+        if self._rollout.branch is not None:
             raise ValueError(f"a forked attempt {lack}: take forks=0")
 
     async def prepare(self, observation: Observation | Reply) -> None:
@@ -468,7 +385,7 @@ class Conversation:
             sequences=[conversation._stream.ledger.sequence() for conversation in conversations],
             prompt=self.prompt,
             truncated=truncated,
-            branches=tuple(rollout.branch_state.branches),
+            branches=tuple(rollout.branch.branches) if rollout.branch else (),
             usage=usage,
         )
 

@@ -248,7 +248,9 @@ class Attempts:
             while (self._queue or self._active) and not enough():
                 while self._queue and len(self._active) < concurrency:
                     group, sample = self._queue.popleft()
-                    self._start(group, sample, BranchState(self._choices, self.forks))
+                    choices = self._choices
+                    branch = None if choices is None else BranchState(choices, self.forks, self._spawn)
+                    self._start(group, sample, branch)
                 await self._settle()
                 for parent, state in self._spawned:
                     group = next(group for rollout, group in self._active.values() if rollout is parent)
@@ -292,12 +294,12 @@ class Attempts:
         ):
             container.clear()
 
-    def _start(self, group: _Group, sample: int, state: BranchState) -> None:
+    def _start(self, group: _Group, sample: int, branch: BranchState | None) -> None:
         example = group.example
         rollout = Rollout(
-            *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, state, self._spawn),
-            prepare=self._wait_text,
+            *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, self._wait_text),
             tags=self.agent.special_tokens,
+            branch=branch,
         )
         try:
             working = begun(self.agent, example, LLM(rollout), Tools(rollout, list(self.tools)))
