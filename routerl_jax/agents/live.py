@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools
-from routerl_jax.agents.calls import calls_of_all
+from routerl_jax.agents.calls import calls_of_all, settle
 from routerl_jax.agents.conversation import Request, Rollout
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.core.types import Call, Episode, Example, Turn
@@ -123,12 +123,10 @@ class LiveAgent:
             calls = await calls_of_all(self._tools, [request for request, _ in waiting], self._timeout)
         except Exception as error:  # a tool's own fault is raised in the agents that wait for it
             for _, future in waiting:
-                if not future.done():
-                    future.set_exception(error)
+                settle(future, error)
             return
         for (_, future), call in zip(waiting, calls, strict=True):
-            if not future.done():
-                future.set_result(call)
+            settle(future, call)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
