@@ -250,7 +250,8 @@ def assign(
     advantages = per_token(credit.of_tokens, masks, token_kl, settings.reward_kl_coef)
 
     left_out = np.zeros(len(episodes), bool)
-    for name in _masks(settings, episodes):
+    # an episode with a verdict that does not count is left out, whatever is configured
+    for name in dict.fromkeys([*settings.leave_out, *(["unjudged"] if any(map(unjudged, episodes)) else [])]):
         chosen = np.asarray([EPISODE_MASKS.get(name)(episode) for episode in episodes], bool)
         metrics[f"actor/left_out/{name}"] = float(chosen.mean())
         left_out |= chosen
@@ -262,11 +263,6 @@ def assign(
     # attempt, one whose tokens are trained on in another of its episodes.
     written = np.asarray([mask.any() for mask in masks], bool)
     return Credit(advantages, np.flatnonzero(~left_out[owner] & written), metrics, credit.reach)
-
-
-def _masks(settings: CreditSettings, episodes: Sequence[Episode]) -> list[str]:
-    """Names of the masks: the configured ones, and "unjudged" if an episode has a verdict that does not count."""
-    return list(dict.fromkeys([*settings.leave_out, *(["unjudged"] if any(map(unjudged, episodes)) else [])]))
 
 
 def _without_signal(
@@ -385,17 +381,11 @@ def correct(
         factors = truncated_importance(current, [s.logprobs for s in trained], limits.importance_cap)
         for i, factor in zip(credit.keep, factors):
             advantages[i] = advantages[i] * factor
-        metrics |= _importance(
-            [factor[mask] for factor, mask, skip in zip(factors, masks, excluded) if not skip], limits.importance_cap
-        )
+        kept = [factor[mask] for factor, mask, skip in zip(factors, masks, excluded) if not skip]
+        if len(remaining := np.concatenate([np.zeros(0, np.float32), *kept])):
+            metrics["importance/mean"] = float(remaining.mean())
+            metrics["importance/capped_share"] = float((remaining >= limits.importance_cap).mean())
     return dataclasses.replace(credit, advantages=advantages, keep=credit.keep[~excluded], metrics=metrics)
-
-
-def _importance(factors: Sequence[np.ndarray], cap: float) -> dict[str, float]:
-    trained = np.concatenate([np.zeros(0, np.float32), *factors])
-    if not len(trained):
-        return {}
-    return {"importance/mean": float(trained.mean()), "importance/capped_share": float((trained >= cap).mean())}
 
 
 def with_logprobs(

@@ -33,25 +33,8 @@ from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.services.judge import ModelJudge, open_judge
 from routerl_jax.training.config import AgentConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
 from routerl_jax.training.credit import credit_named
-from routerl_jax.training.knowledge import open_knowledge, tool_schemas
-
-__all__ = [
-    "build_judge",
-    "build_mesh",
-    "build_policy",
-    "build_recipe",
-    "check_engine_devices",
-    "engine_mesh",
-    "evaluated_agent",
-    "evaluation_examples",
-    "first_examples",
-    "learner_mesh",
-    "make_engine",
-    "open_examples",
-    "open_knowledge",
-    "random_architecture",
-    "take_examples",
-]
+from routerl_jax.training.knowledge import open_knowledge as open_knowledge
+from routerl_jax.training.knowledge import tool_schemas
 
 _SOURCES = "{sources}"  # in config.agent.prompt
 _LORA_KEY, _SIGHT_KEY = 0x10A, 0x5EE  # make random keys of the adapter and the tower differ from that of random weights

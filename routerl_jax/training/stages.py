@@ -194,10 +194,10 @@ class ExampleStream:
     """
 
     def __init__(self, source: ExampleSource, seed: int) -> None:
-        self._source = source
         import grain.python as grain  # not with this module: with orbax, it takes more than a second
 
-        self._order = grain.MapDataset.source(_Indices(len(source))).seed(seed).shuffle().repeat()
+        self._source = source  # whose examples are fetched when their batch is due: their numbers are shuffled
+        self._order = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat()
         self._position = 0
         self._put_off: list[int] = []  # deferred examples of the present pass
 
@@ -254,18 +254,3 @@ class ExampleStream:
                 "the checkpoint is of an earlier version of routerl_jax, whose order of questions is kept otherwise"
             )
         self._position, self._put_off = state["position"], list(state.get("put_off", []))
-
-
-class _Indices:
-    """0, 1, 2, ...: grain shuffles indices, and examples are fetched when their batch is due."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> int:
-        if not 0 <= index < self._size:
-            raise IndexError(index)
-        return index
