@@ -230,9 +230,8 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     from routerl_jax.data.trajectories import check_retrievers, golden_step
     from routerl_jax.engine.sampling import Sampling
     from routerl_jax.evaluation import figures, report
-    from routerl_jax.evaluation.benchmark import score
+    from routerl_jax.evaluation.benchmark import score_all
     from routerl_jax.evaluation.groups import by_group
-    from routerl_jax.evaluation.records import write_records
     from routerl_jax.models.lora import digest
     from routerl_jax.services.judge import settings_that_count
     from routerl_jax.services.policy import ChatModel
@@ -341,24 +340,22 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     )  # refuses results of another benchmark before anything slow starts
     engine = make_engine(config, model) if model is not None else engine
     tools = open_knowledge(config, workdir)
-    names, table = _names(config), {}
-    for name, agent in agents.items():
-        table[names.get(name, name)], episodes = score(
-            agent,
-            examples,
-            engine,
-            tools,
-            config.evaluation.normalizer,
-            tool_timeout=config.rollout.tool_timeout,
-            sampling=Sampling(temperature=FLAGS.temperature),
-            seed=FLAGS.seed,
-            progress=f"evaluating {name}",
-            judge=judge,
-        )
-        write_records(output / f"{name}.jsonl", episodes)
-    table = (
-        _earlier_results(output / "results.json", request) | table
-    )  # read again: another process may have added agents
+    scores = score_all(
+        agents,
+        examples,
+        engine,
+        tools,
+        config.evaluation.normalizer,
+        records=output,
+        tool_timeout=config.rollout.tool_timeout,
+        sampling=Sampling(temperature=FLAGS.temperature),
+        seed=FLAGS.seed,
+        judge=judge,
+    )
+    names = _names(config)
+    # read again: another process may have added agents
+    table = _earlier_results(output / "results.json", request)
+    table |= {names.get(name, name): row for name, row in scores.items()}
     counted = tool_counts(tools)
     results = {"agents": table, **request, **({"tools": tool_results(counted)} if counted else {})}
     write_atomic(output / "results.json", json.dumps(results, indent=2) + "\n")

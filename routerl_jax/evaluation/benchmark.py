@@ -62,18 +62,19 @@ def score_all(
     tools: Mapping[str, SearchTool],
     normalizer: str,
     *,
-    tool_timeout: float,
     progress: bool = True,
     records: pathlib.Path | None = None,
-    judge: Judge | None = None,
+    **options: Any,
 ) -> dict[str, dict[str, Any]]:
-    """Metrics of several agents with one policy on the same questions, by name. Episodes go to `records`/NAME.jsonl."""
+    """Metrics of several agents with one policy on the same questions, by name. Episodes go to `records`/NAME.jsonl.
+
+    Args:
+      options: further arguments of `score`.
+    """
     table = {}
     for name, agent in agents.items():
         description = f"evaluating {name}" if progress else ""
-        table[name], episodes = score(
-            agent, examples, engine, tools, normalizer, tool_timeout=tool_timeout, progress=description, judge=judge
-        )
+        table[name], episodes = score(agent, examples, engine, tools, normalizer, progress=description, **options)
         if records is not None and multihost.is_main():
             write_records(records / f"{name}.jsonl", episodes)
     return table
