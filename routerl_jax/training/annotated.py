@@ -164,7 +164,17 @@ def worked_examples(
         queries = [(str(rng.choice(list(tools))), *_next_query(draft)) for draft in open_ones]
         calls = _search([Request(tool, query, k) for tool, query, _ in queries], tools, timeout)
         for draft, (_, _, purpose), call in zip(open_ones, queries, calls, strict=True):
-            _add_search(draft, purpose, call)
+            gold = [passage for passage in call.passages if passage.id in draft.missing]
+            thought = f"{draft.thought} {purpose}".strip()
+            draft.steps.append(
+                DemonstrationStep(thought=thought, query=call.query, tool=call.tool, passages=call.passages)
+            )
+            draft.lost = not gold
+            for passage in gold:
+                del draft.missing[passage.id]
+            draft.context += "".join(f"\n{passage.title}\n{passage.text}" for passage in call.passages)
+            wanted = [*draft.example.answers, *draft.missing.values()]
+            draft.thought = " ".join(_evidence(passage, wanted) for passage in gold)
     return [
         Demonstration(
             example=draft.example,
@@ -333,18 +343,6 @@ def _search(requests: Sequence[Request], tools: Mapping[str, SearchTool], timeou
 def _mention(name: str) -> re.Pattern[str]:
     """A name as whole words, in any case."""
     return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
-
-
-def _add_search(draft: _Draft, purpose: str, call: Call) -> None:
-    """Adds a search to the draft, with its passages and their evidence."""
-    gold = [passage for passage in call.passages if passage.id in draft.missing]
-    thought = f"{draft.thought} {purpose}".strip()
-    draft.steps.append(DemonstrationStep(thought=thought, query=call.query, tool=call.tool, passages=call.passages))
-    draft.lost = not gold
-    for passage in gold:
-        del draft.missing[passage.id]
-    draft.context += "".join(f"\n{passage.title}\n{passage.text}" for passage in call.passages)
-    draft.thought = " ".join(_evidence(passage, [*draft.example.answers, *draft.missing.values()]) for passage in gold)
 
 
 def _evidence(passage: Passage, wanted: Sequence[str]) -> str:

@@ -245,7 +245,9 @@ def assign(
             rewards, token_kl = rewards - settings.reward_kl_coef * divergence, None
     advantage = advantage_named(settings.advantage)
     credit = _shares(settings, episodes, rewards, groups, Estimator(settings.advantage, settings.std_floor))
-    _check_finite_tokens(credit.of_tokens, masks, owner, episodes, settings.advantage)
+    sums = np.zeros(len(episodes))
+    np.add.at(sums, owner, [float(np.sum(np.where(m, row, 0.0))) for row, m in zip(credit.of_tokens, masks)])
+    _check_finite(sums, episodes, "advantage", f"advantage ({settings.advantage})")
     metrics |= credit.metrics
     advantages = per_token(credit.of_tokens, masks, token_kl, settings.reward_kl_coef)
 
@@ -294,18 +296,6 @@ def _check_finite(values: np.ndarray, episodes: Sequence[Episode], metric: str, 
             f"the {quantity} of attempt {episode.sample} at question {episode.example.id!r} is {values[index]}, where its "
             f"rewards are {episode.rewards}: give a finite number, or an error that says why there is none",
         )
-
-
-def _check_finite_tokens(
-    values: Sequence[np.ndarray],
-    masks: Sequence[np.ndarray],
-    owner: np.ndarray,
-    episodes: Sequence[Episode],
-    advantage: str,
-) -> None:
-    worst = np.zeros(len(episodes))
-    np.add.at(worst, owner, [float(np.sum(np.where(mask, row, 0.0))) for row, mask in zip(values, masks)])
-    _check_finite(worst, episodes, "advantage", f"advantage ({advantage})")
 
 
 def attempts_of(episodes: Sequence[Episode]) -> Int[np.ndarray, " S"]:

@@ -202,18 +202,17 @@ def check_sources_differ(knowledge: Mapping[str, KnowledgeConfig]) -> None:
     for (first, one), (second, other) in itertools.combinations(knowledge.items(), 2):
         if one.kind == TOOL or not one.source or contents[first] != contents[second]:
             continue
-        if one.source == other.source or _same_file(fetched(one.source), fetched(other.source)):
-            raise ValueError(
-                f"config.knowledge.{second}.source={other.source!r} has the same passages as "
-                f"config.knowledge.{first}.source={one.source!r}, and the same settings, so that every question has both or "
-                "neither as its source; give it other passages or another kind, or leave it out"
-            )
-
-
-def _same_file(one: pathlib.Path, other: pathlib.Path) -> bool:
-    if not (one.is_file() and other.is_file() and one.stat().st_size == other.stat().st_size):
-        return False
-    return file_sha256(one) == file_sha256(other)
+        if one.source != other.source:
+            files = [fetched(spec.source) for spec in (one, other)]
+            if not all(file.is_file() for file in files) or len({file.stat().st_size for file in files}) > 1:
+                continue
+            if len({file_sha256(file) for file in files}) > 1:
+                continue
+        raise ValueError(
+            f"config.knowledge.{second}.source={other.source!r} has the same passages as "
+            f"config.knowledge.{first}.source={one.source!r}, and the same settings, so that every question has both or "
+            "neither as its source; give it other passages or another kind, or leave it out"
+        )
 
 
 def _check_kb(name: str, spec: KnowledgeConfig) -> None:
@@ -532,7 +531,12 @@ def snapshots(config: TrainConfig, workdir: pathlib.Path | None) -> dict[str, Sn
                 f"config.snapshot.directory={directory!r} without config.snapshot.mode: say record, auto or replay"
             )
         return {}
-    names = _web_names(config.knowledge)
+    names = []
+    for name, spec in config.knowledge.items():
+        if spec.directory and (directory_of_kb := built_at(spec.directory)):
+            with naming(f"config.knowledge.{name}"):
+                if Manifest.read(directory_of_kb).kind == "web":
+                    names.append(name)
     if not names:
         raise ValueError(
             f"config.snapshot.mode={mode!r}: none of config.knowledge is a web knowledge base ({', '.join(config.knowledge)}); "
@@ -597,13 +601,3 @@ def _root(config: TrainConfig, workdir: pathlib.Path | None) -> pathlib.Path:
     if workdir is None:
         raise ValueError(f"config.snapshot.mode={config.snapshot.mode!r} needs config.snapshot.directory here")
     return workdir / "snapshot"
-
-
-def _web_names(knowledge: Mapping[str, KnowledgeConfig]) -> list[str]:
-    names = []
-    for name, spec in knowledge.items():
-        if spec.directory and (directory := built_at(spec.directory)):
-            with naming(f"config.knowledge.{name}"):
-                if Manifest.read(directory).kind == "web":
-                    names.append(name)
-    return names

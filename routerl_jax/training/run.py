@@ -156,7 +156,10 @@ class Run:
         learner = self.learner
         if not (steps := self.checkpoints.steps()):
             return 0
-        learner.state, learner.reference = jax.tree.map(_shape, (learner.state, learner.reference))
+        learner.state, learner.reference = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+            (learner.state, learner.reference),
+        )
         self.policy()  # makes the model drop its weights: the restored ones need their memory
         for step, earlier in zip(steps, [*steps[1:], None]):
             try:
@@ -207,9 +210,14 @@ class Run:
         if export:
             self._check_weights()
             save_pretrained(self.policy(), self.workdir / "policy")
-            multihost.on_main(lambda: _note_policy(self.workdir))
+            multihost.on_main(self._note_policy)
             send(self.workdir)
             multihost.barrier("policy saved")
+
+    def _note_policy(self) -> None:
+        files = sorted(file for file in (self.workdir / "policy").iterdir() if file.is_file())
+        sizes = {file.name: [file.stat().st_size, file_sha256(file)] for file in files}
+        write_atomic(self.workdir / POLICY, json.dumps(sizes) + "\n")
 
 
 class Checkpointing(Callback):
@@ -238,11 +246,6 @@ class Checkpointing(Callback):
             self._pending = False
 
 
-def _note_policy(workdir: pathlib.Path) -> None:
-    files = sorted(file for file in (workdir / "policy").iterdir() if file.is_file())
-    write_atomic(workdir / POLICY, json.dumps({f.name: [f.stat().st_size, file_sha256(f)] for f in files}) + "\n")
-
-
 def policy_damage(workdir: pathlib.Path) -> str:
     """What in `workdir/policy` is not as it was written; "" if nothing is, or if it is of an earlier version, which noted
     nothing. Reads all of it, about a second per GB."""
@@ -257,10 +260,6 @@ def policy_damage(workdir: pathlib.Path) -> str:
         if file_sha256(file) != sha256:
             return f"{file} has other bytes than were written"
     return ""
-
-
-def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def parameter_overview(model: Decoder, frozen: Sequence[str] = ()) -> str:

@@ -9,7 +9,7 @@ import itertools
 import json
 import pathlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 from absl import logging
@@ -31,7 +31,7 @@ from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.training.alignment import ALIGNED, align_tower, keep_tower, read_tower, sheets_named
 from routerl_jax.training.callbacks import Alarm, Step, Training, end_step, own_callbacks, running, states
 from routerl_jax.training.checks import check_inputs, check_workdir, keep_inputs
-from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
+from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig
 from routerl_jax.training.credit import NotFinite
 from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
 from routerl_jax.training.health import memory_metrics
@@ -138,7 +138,8 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
         logging.warning("after %d supervised updates: %s", config.steps, complaint)
     run.finish()
     if multihost.is_main():
-        metrics = metrics or _last_metrics(workdir)  # an earlier session was killed after the last step
+        if not metrics and (rows := read_metrics(workdir)):  # an earlier session was killed after the last step
+            metrics = {name: value for name, value in rows[-1].items() if name != "step"}
         write_atomic(workdir / "results.json", json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
     return metrics
 
@@ -207,11 +208,6 @@ def _stopped(run: Run, alarm: Alarm) -> str:
         f"stopped after update {alarm.step + 1}: {alarm.complaint}. {run.workdir} holds {rest} and no policy: start again in "
         "another --workdir with a smaller lr, or loosen config.watch and --resume"
     )
-
-
-def _last_metrics(workdir: pathlib.Path) -> dict[str, float]:
-    rows = read_metrics(workdir)
-    return {name: value for name, value in rows[-1].items() if name != "step"} if rows else {}
 
 
 def _vocabulary(config: TrainConfig, agent: Agent, source: Demonstrations) -> Tokenizer:
@@ -322,6 +318,10 @@ def supervised(config: TrainConfig) -> TrainConfig:
     """
     shared = ("length_buckets", "micro_tokens", "aggregation", "aggregation_tokens", "remat")
     learner = {name: getattr(config.learner, name) for name in shared}
+    watched = {  # the bounds about updates: the phase measures no other metrics of a run
+        field: {name: bound for name, bound in getattr(config.watch, field).items() if name.startswith("actor/")}
+        for field in ("least", "most", "falls", "drops")
+    }
     return TrainConfig(
         kind="sft",
         recipe=config.recipe,
@@ -338,20 +338,10 @@ def supervised(config: TrainConfig) -> TrainConfig:
         judge=config.judge,
         evaluation=dataclasses.replace(config.evaluation, names={}),
         checkpoint=config.checkpoint,
-        watch=_of_updates(config.watch),
+        watch=dataclasses.replace(config.watch, **watched),
         log=config.log,
         warm_start=dataclasses.replace(config.warm_start, steps=0, train_frozen=False),
     )
-
-
-def _of_updates(watch: WatchConfig) -> WatchConfig:
-    """The part of config.watch about updates. A supervised phase measures no other metrics of a run."""
-
-    def actor_bounds(bounds: Mapping[str, float]) -> dict[str, float]:
-        return {name: bound for name, bound in bounds.items() if name.startswith("actor/")}
-
-    bounds = {field: actor_bounds(getattr(watch, field)) for field in ("least", "most", "falls", "drops")}
-    return dataclasses.replace(watch, **bounds)
 
 
 def _finished(phase: TrainConfig, directory: pathlib.Path) -> bool:
