@@ -41,7 +41,7 @@ class _RemoteKB(KnowledgeBase):
         token: str | None,
         timeouts: Timeouts | None,
         retries: Retries | None,
-        breaker: Callable[[], CircuitBreaker],
+        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
         stages: tuple[str, ...] = (),
         **settings: Any,
     ) -> None:
@@ -301,7 +301,6 @@ class RetrieveKB(_RemoteKB):
       token: default: ROUTERL_KB_TOKEN in the environment.
       timeouts, retries: time limits, and attempts per request.
       batch: queries per request; longer lists are sent in several requests, `concurrency` at a time.
-      breaker: makes the circuit breaker of a server.
 
     Raises:
       ValueError: a URL has another form.
@@ -317,7 +316,6 @@ class RetrieveKB(_RemoteKB):
         retries: Retries | None = None,
         batch: int = 256,
         concurrency: int = 4,
-        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
     ) -> None:
         addresses = [urls] if isinstance(urls, str) else list(urls)
         for url in addresses:
@@ -327,7 +325,7 @@ class RetrieveKB(_RemoteKB):
             raise ValueError(f"RetrieveKB needs a URL, batch={batch} and concurrency={concurrency} of at least 1")
         self.name = addresses[0]
         self._batch, self._concurrency = batch, concurrency
-        super().__init__(addresses, token, timeouts, retries, breaker)
+        super().__init__(addresses, token, timeouts, retries)
         self._documents = Documents(self.name, self._counts, lambda item, rank: document_passage(item))
 
     def __len__(self) -> int:

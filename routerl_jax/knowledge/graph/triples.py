@@ -330,6 +330,7 @@ def _literal(text: str) -> Any:
 PROMPTS = 1  # version of the prompts below; part of the cache's key
 
 _ENTITY_KEYS = ("entities", "named_entities")
+_LONGEST_PASSAGE = 20_000  # characters of a passage that are read
 _BATCH = 64  # passages between two writes to the cache
 _SECOND_TEMPERATURE = 0.5  # temperature of the second attempt; greedy decoding would repeat the first answer
 
@@ -341,7 +342,6 @@ class ModelExtractor:
       cache: cache of extractions; the key is a digest of all that an extraction depends on. None: no cache.
       entities_first: two calls per passage as in HippoRAG (entities, then triples between them); False: triples at once.
       max_tokens: most tokens of an answer. The complete part of a cut answer is used.
-      max_characters: most characters of a passage; the rest is not read.
     """
 
     def __init__(
@@ -351,14 +351,13 @@ class ModelExtractor:
         *,
         entities_first: bool = True,
         max_tokens: int = 1024,
-        max_characters: int = 20_000,
     ) -> None:
         self.model, self.cache, self.entities_first = model, cache, entities_first
-        self.max_tokens, self.max_characters = max_tokens, max_characters
+        self.max_tokens = max_tokens
 
     def extract(self, passages: Sequence[Passage]) -> list[Extraction]:
         """One extraction per passage, in order. Failures have `error` set and are not cached."""
-        texts = [passage_text(passage)[: self.max_characters] for passage in passages]
+        texts = [passage_text(passage)[:_LONGEST_PASSAGE] for passage in passages]
         keys = [self._key(text) for text in texts]
         distinct = dict(zip(keys, texts))
         cached = self.cache.get_many(list(distinct)) if self.cache is not None else {}

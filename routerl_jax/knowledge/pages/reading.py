@@ -186,22 +186,20 @@ class Line(NamedTuple):
 
 
 class Ocr:
-    """Reads text from pictures. Safe to use from several threads, each of which computes on one core.
-
-    Args:
-      cache: directory of cached results; default: $ROUTERL_CACHE/ocr.
+    """Reads text from pictures, with a cache in $ROUTERL_CACHE/ocr. Safe to use from several threads, each of which computes
+    on one core.
 
     Raises:
       ValueError: the package is not installed.
     """
 
-    def __init__(self, cache: pathlib.Path | None = None) -> None:
+    def __init__(self) -> None:
         with needs("OCR", "pages"):
             self._version = importlib.metadata.version(_ENGINE)
             import onnxruntime  # noqa: F401 - what it computes with, imported at the first page
             import rapidocr
         self._package = rapidocr
-        self._cache = cache or cache_directory() / "ocr"
+        self._cache = cache_directory() / "ocr"
         self._engines = threading.local()
 
     def lines(self, picture: bytes, *, name: str = "picture") -> list[Line]:
