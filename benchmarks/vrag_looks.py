@@ -21,7 +21,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.atlas.page_questions import page_questions
 from routerl_jax.data.atlas.pages import SIZE
 from routerl_jax.evaluation.records import read_records, write_records
-from routerl_jax.evaluation.sheets import sheet
+from routerl_jax.evaluation.trajectory import sheet
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import ImageProcessor
 from routerl_jax.models.regions import Pixels, RegionRule, View, region

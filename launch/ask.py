@@ -58,8 +58,7 @@ def main(argv: Sequence[str]) -> None:
     from routerl_jax.core.types import Example
     from routerl_jax.engine.sampling import Sampling
     from routerl_jax.evaluation.records import PictureFiles, episode_record
-    from routerl_jax.evaluation.sheets import write_sheet
-    from routerl_jax.evaluation.trajectory import render
+    from routerl_jax.evaluation.trajectory import render, write_sheet
     from routerl_jax.models.images import decode_image
     from routerl_jax.services.policy import ChatModel
     from routerl_jax.training.knowledge import with_knowledge

@@ -230,19 +230,16 @@ def _words(plain: str) -> set[str]:
 
 
 def _kind(example: Example, plain: Sequence[str]) -> str:
-    kinds = {_kind_of(answer) for answer in plain}
-    if example.metadata.get("answer_ranges"):
-        kinds.add("number")
+    """The strongest kind (`KINDS`) of a question's normalised answers."""
+    kinds = {"number"} if example.metadata.get("answer_ranges") else set()
+    for answer in plain:
+        if answer in CLOSED:
+            kinds.add("yes/no")
+        elif not any(character.isalpha() for character in answer):
+            kinds.add("number" if any(character.isnumeric() for character in answer) else "short")
+        else:
+            kinds.add("short" if len(answer) <= (1 if _UNSPACED.search(answer) else _SHORT) else "words")
     return next(kind for kind in KINDS if kind in kinds)
-
-
-def _kind_of(answer: str) -> str:
-    if answer in CLOSED:
-        return "yes/no"
-    if not any(character.isalpha() for character in answer):
-        return "number" if any(character.isnumeric() for character in answer) else "short"
-    unspaced = _UNSPACED.search(answer)
-    return "short" if len(answer) <= (1 if unspaced else _SHORT) else "words"
 
 
 def summary(check: AnswerCheck, ks: Sequence[int]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from routerl_jax.core.types import Passage
-from routerl_jax.data.atlas import extract, flags, world
+from routerl_jax.data.atlas import flags, world
 from routerl_jax.data.atlas.builder import AtlasExamples
 from routerl_jax.data.atlas.demonstrations import UNKNOWN, DemonstrationSource, ReadingDrills, Scene, StepSource
 from routerl_jax.data.atlas.invented import invented_world
@@ -130,7 +130,7 @@ def test_unknown_knowledge_base() -> None:
 
 
 def test_facts_are_clean() -> None:
-    rows = json.loads(extract.FACTS.read_text(encoding="utf-8"))
+    rows = json.loads(world.FACTS.read_text(encoding="utf-8"))
     assert len({row["name"] for row in rows}) == len(rows)
     assert all(value and value == value.strip() for row in rows for value in row.values())
 
@@ -140,7 +140,7 @@ def test_facts_are_clean() -> None:
     [(7, "7"), (468, "468"), (10_991, "11 thousand"), (31_244_005, "31.2 million"), (1_210_000_000, "1210 million")],
 )
 def test_rounded(amount: float, text: str) -> None:
-    assert extract.rounded(amount) == text
+    assert world.rounded(amount) == text
 
 
 def test_invented_worlds_have_unique_new_names() -> None:

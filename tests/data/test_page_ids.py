@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from routerl_jax.core.types import Passage
-from routerl_jax.data.gold_paths import GoldHop
-from routerl_jax.data.page_ids import PageName, page_id, page_of
+from routerl_jax.data.gold_paths import GoldHop, PageName, page_id, page_of
 
 
 @pytest.mark.parametrize(

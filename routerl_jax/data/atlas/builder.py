@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from routerl_jax.core.types import Example
-from routerl_jax.data.atlas import extract, flags, questions, world
+from routerl_jax.data.atlas import flags, questions, world
 from routerl_jax.data.prepared import PreparedQuestions
 
 _SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
@@ -31,7 +31,7 @@ class AtlasExamples(PreparedQuestions):
     def __init__(self, split: world.Split, kinds: Sequence[str] = KINDS) -> None:
         # With the digest, a cache of another version of the world is not used.
         sources = (
-            extract.FACTS,
+            world.FACTS,
             pathlib.Path(world.__file__),
             pathlib.Path(questions.__file__),
             pathlib.Path(__file__),

