@@ -131,13 +131,14 @@ def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
     if len(aligned) != len(steps):
         return ()
     answers = [str(step.get("answer") or "") for step in steps]
+    by_number = dict(enumerate(answers, 1))
     hops = []
     for index, (step, answer, triple_hop) in enumerate(zip(steps, answers, aligned)):
         references = {int(number) - 1 for number in _REFERENCE.findall(step["question"])}
         name = str(step.get("support") or triple_hop.passage_id)
         hops.append(
             GoldHop(
-                query=_REFERENCE.sub(lambda match: _answer(answers, int(match[1])), step["question"]).replace(
+                query=_REFERENCE.sub(lambda match: by_number.get(int(match[1]), ""), step["question"]).replace(
                     " >> ", ", "
                 ),
                 value=triple_hop.value or answer,
@@ -162,26 +163,18 @@ def bare_title(title: str) -> str:
 
 
 def _of_triples(triples: Sequence[Sequence[str]], passages: Mapping[str, str]) -> tuple[GoldHop, ...]:
+    """The hops of triples. A hop's passage is the gold passage whose title is the subject. If there is none, the hop has no
+    title, and a passage is recognised by the value that it states."""
     objects = [bare_title(str(triple[2])) for triple in triples]
     hops = []
     for i, triple in enumerate(triples):
-        needs = tuple(j for j in range(i) if objects[j] == bare_title(str(triple[0])))
-        hops.append(dataclasses.replace(_of_triple(triple, passages), needs=needs))
+        subject, relation, value = map(str, triple)
+        alike = [name for name, title in passages.items() if bare_title(title) == bare_title(subject)]
+        name = next((name for name in alike if passages[name] == subject), alike[0] if alike else "")
+        title = passages[name] if name else "" if passages else subject
+        needs = tuple(j for j in range(i) if objects[j] == bare_title(subject))
+        hops.append(GoldHop(query=f"{relation} of {subject}", value=value, passage_id=name, title=title, needs=needs))
     return tuple(hops)
-
-
-def _of_triple(triple: Sequence[str], passages: Mapping[str, str]) -> GoldHop:
-    """The hop of a triple. Its passage is the gold passage whose title is the subject. If there is none, the hop has no title,
-    and a passage is recognised by the value that it states."""
-    subject, relation, value = map(str, triple)
-    alike = [name for name, title in passages.items() if bare_title(title) == bare_title(subject)]
-    name = next((name for name in alike if passages[name] == subject), alike[0] if alike else "")
-    title = passages[name] if name else "" if passages else subject
-    return GoldHop(query=f"{relation} of {subject}", value=value, passage_id=name, title=title)
-
-
-def _answer(answers: Sequence[str], number: int) -> str:
-    return answers[number - 1] if 0 < number <= len(answers) else ""
 
 
 class PageName(NamedTuple):

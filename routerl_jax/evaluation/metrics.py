@@ -67,18 +67,18 @@ def summarize(
     scores = answer_scores(episodes, normalizer)
     intervals = bootstrap_intervals(scores)
     share = knowledge_base_shares(episodes)
-    groups = by_group([episode.example.metadata for episode in episodes])
-    by = {
-        key: {
-            value: _of_group([episodes[i] for i in numbers], scores[numbers], tools, budget)
-            for value, numbers in values.items()
-        }
-        for key, values in groups.items()
-    }
+    counted = [e.verdict.counts for e in episodes if e.verdict is not None and e.verdict.counts is not None]
+    of_judge = bootstrap_intervals(np.asarray(counted)[:, None])[:, 0].tolist() if counted else []
+    by: dict[str, dict[str, dict[str, Any]]] = {}
+    for key, values in by_group([episode.example.metadata for episode in episodes]).items():
+        for value, numbers in values.items():
+            means = _averages([episodes[i] for i in numbers], scores[numbers], tools, budget)
+            row = {"n": len(numbers), **{name: means[name] for name in _OF_GROUPS if name in means}}
+            by.setdefault(key, {})[value] = row
     return {
         **_averages(episodes, scores, tools, budget),
         **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(ANSWER)},
-        **_judge_interval(episodes),
+        **({f"{JUDGE}_interval": of_judge} if counted else {}),
         "kb_share": share,
         "mode_usage": share,
         "breakdown": breakdown(scores[:, 0] == 1, np.asarray([bool(episode.calls) for episode in episodes])),
@@ -101,16 +101,6 @@ def search_rates(searches: Sequence[int], budget: int | None) -> dict[str, float
     number of searches divided by the number allowed."""
     rates = {"searched_rate": float(np.mean([count > 0 for count in searches]))}
     return rates if budget is None else {**rates, "search_ratio": sum(searches) / max(budget * len(searches), 1)}
-
-
-def _of_group(
-    episodes: Sequence[Episode],
-    scores: Float[np.ndarray, "N M"],
-    tools: Collection[str] | None,
-    budget: int | None,
-) -> dict[str, Any]:
-    means = _averages(episodes, scores, tools, budget)
-    return {"n": len(episodes), **{name: means[name] for name in _OF_GROUPS if name in means}}
 
 
 def averages(
@@ -306,12 +296,6 @@ def _judged(episodes: Sequence[Episode], scores: Float[np.ndarray, "N M"]) -> di
     counted = [verdict.counts for verdict, _ in judged if verdict.counts is not None]
     mean = {JUDGE: float(np.mean(counted))} if counted else {}
     return mean | {f"{JUDGE}/{name}": share for name, share in shares.items()}
-
-
-def _judge_interval(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    verdicts = [episode.verdict for episode in episodes if episode.verdict is not None]
-    counted = [verdict.counts for verdict in verdicts if verdict.counts is not None]
-    return {f"{JUDGE}_interval": bootstrap_intervals(np.asarray(counted)[:, None])[:, 0].tolist()} if counted else {}
 
 
 def _searched_again(episode: Episode) -> bool:

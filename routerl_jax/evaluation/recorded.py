@@ -61,13 +61,19 @@ def score_rounds(
         for episode, verdict in zip(episodes, judge(episodes), strict=True):
             episode.verdict = verdict
     rewards = terms(episodes) if terms.terms else [{} for _ in episodes]
+    # A term that needs verdicts is averaged over the episodes whose verdict counts.
+    hanging = {*terms.asks, "total"} if terms.asks else set()
+    values = {
+        name: [row[name] for row, episode in zip(rewards, episodes) if name not in hanging or counts(episode)]
+        for name in rewards[0]
+    }
     actions: dict[str, int] = {}
     for turn in (turn for episode in episodes for turn in episode.turns):
         name = "none" if turn.action is None else f"{turn.action.kind} {turn.action.tool}".strip()
         actions[name] = actions.get(name, 0) + 1
     return {
         "metrics": summarize(episodes, normalizer, tuple(tools), agent.search_budget),
-        "reward": _means(rewards, episodes, terms.asks),
+        "reward": {name: float(np.mean(counted)) for name, counted in values.items() if counted},
         "actions": dict(sorted(actions.items())),
         "episodes": [
             {
@@ -80,18 +86,6 @@ def score_rounds(
         ],
         "n": len(episodes),
     }
-
-
-def _means(
-    rewards: Sequence[Mapping[str, float]], episodes: Sequence[Episode], asks: Sequence[str]
-) -> dict[str, float]:
-    """The mean of each term. For a term that needs verdicts, it is over the episodes whose verdict counts."""
-    hanging = {*asks, "total"} if asks else set()
-    means = {
-        name: [row[name] for row, episode in zip(rewards, episodes) if name not in hanging or counts(episode)]
-        for name in rewards[0]
-    }
-    return {name: float(np.mean(values)) for name, values in means.items() if values}
 
 
 def _verdicts(episodes: Sequence[Episode]) -> list[Verdict]:
