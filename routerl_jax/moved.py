@@ -37,6 +37,7 @@ MOVED = {
     "curation": "extras.curation",
     "data.atlas.drills": "data.atlas.demonstrations",
     "data.atlas.extract": "extras.atlas_facts",
+    "data.atlas.page_questions": "data.atlas.pages",
     "data.atlas.plans": "data.atlas.sight",
     "data.atlas.recoloured": "data.atlas.invented",
     "data.atlas.steps": "data.atlas.demonstrations",

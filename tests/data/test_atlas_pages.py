@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from routerl_jax.core.types import Example
-from routerl_jax.data.atlas import known, page_questions, pages, world
+from routerl_jax.data.atlas import known, pages, world
 from routerl_jax.data.gold_paths import GoldHop
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 from routerl_jax.knowledge.load import load_kb
@@ -27,7 +27,7 @@ SAMPLE = [(name, topic) for name in list(known.countries())[::40] for topic in p
 
 @pytest.fixture(scope="module")
 def questions() -> dict[str, list[Example]]:
-    return {split: page_questions.page_questions(split, 300) for split in SPLITS}
+    return {split: pages.page_questions(split, 300) for split in SPLITS}
 
 
 @functools.cache
@@ -200,7 +200,7 @@ def test_pages_that_there_are_not() -> None:
 
 def test_types_are_equal_and_pages_say_the_answers(questions: dict[str, list[Example]]) -> None:
     for split, asked in questions.items():
-        assert collections.Counter(one.metadata["type"] for one in asked) == dict.fromkeys(page_questions.TYPES, 100)
+        assert collections.Counter(one.metadata["type"] for one in asked) == dict.fromkeys(pages.TYPES, 100)
         assert len({one.question for one in asked}) == len({one.id for one in asked}) == 300
         for one in asked:
             kind, names = one.metadata["type"], one.metadata["entities"]
@@ -235,13 +235,13 @@ def test_no_guess_pays(questions: dict[str, list[Example]]) -> None:
 
 
 def test_questions_are_the_same_whatever_the_print(questions: dict[str, list[Example]]) -> None:
-    large = page_questions.page_questions("test", 300, print_size=96)
+    large = pages.page_questions("test", 300, print_size=96)
     for one, other in zip(questions["test"], large, strict=True):
         assert (one.id, one.question, one.answers) == (other.id, other.question, other.answers)
         assert (one.metadata["print"], other.metadata["print"]) == (12, 96)
         assert (one.metadata["boxes"] == other.metadata["boxes"]) == (one.metadata["type"] == "coarse")
-    assert page_questions.page_questions("test", 30) == questions["test"][:30]
-    assert page_questions.page_questions("test", 30, 60) == questions["test"][60:90]
+    assert pages.page_questions("test", 30) == questions["test"][:30]
+    assert pages.page_questions("test", 30, 60) == questions["test"][60:90]
 
 
 def test_a_plate_can_be_cut_from_a_small_view(questions: dict[str, list[Example]]) -> None:
@@ -279,7 +279,7 @@ def test_titles_find_the_gold_pages(questions: dict[str, list[Example]], tmp_pat
 @pytest.mark.parametrize("print_size", [12, 96])
 def test_gold_boxes_of_gold_pages_give_the_answer(print_size: int) -> None:
     for split, count in {"train": 900, "validation": 792, "test": 900}.items():
-        for one in page_questions.page_questions(split, count, print_size=print_size):
+        for one in pages.page_questions(split, count, print_size=print_size):
             names, topic = one.metadata["entities"], one.metadata["topic"]
             shown = [pages.page(name, topic, print_size) for name in names]
             answer, boxes = stated(one.metadata["relation"], shown)
@@ -290,6 +290,6 @@ def test_gold_boxes_of_gold_pages_give_the_answer(print_size: int) -> None:
 
 def test_questions_that_there_are_not() -> None:
     with pytest.raises(ValueError, match="10 questions, the first at 0, are no 3 equal types"):
-        page_questions.page_questions("train", 10)
+        pages.page_questions("train", 10)
     with pytest.raises(ValueError, match="validation split has 792 questions about pages, fewer than 795"):
-        page_questions.page_questions("validation", 3, 792)
+        pages.page_questions("validation", 3, 792)
