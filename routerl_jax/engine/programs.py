@@ -29,7 +29,7 @@ from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Features
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel.compilation import compiled_programs
+from routerl_jax.parallel.devices import compiled_programs
 from routerl_jax.parallel.mesh import batch_sharding, on_tpu, replicated
 
 LONGEST_MATCH = 3  # tokens that are looked up; if they do not occur earlier, the last two, then the last one

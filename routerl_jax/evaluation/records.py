@@ -25,7 +25,7 @@ from routerl_jax.core.types import (
     Verdict,
 )
 from routerl_jax.data.pictures import picture_name
-from routerl_jax.evaluation.groups import group_fields
+from routerl_jax.evaluation.metrics import group_fields
 from routerl_jax.models.images import encoded_image, image_digest, is_data
 from routerl_jax.rewards.metrics import accepted_answers
 

@@ -20,7 +20,7 @@ from routerl_jax.learning.objective import LossConfig
 from routerl_jax.learning.programs import LearnerState, Programs, jit_programs, optimizer_shardings
 from routerl_jax.models.decoder import Decoder, Remat
 from routerl_jax.models.lora import adapters
-from routerl_jax.parallel.device_memory import with_less
+from routerl_jax.parallel.devices import with_less
 from routerl_jax.parallel.mesh import replicated
 
 T = TypeVar("T")

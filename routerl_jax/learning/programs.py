@@ -21,7 +21,7 @@ from routerl_jax.learning.objective import ROUTING_METRICS, LossConfig, objectiv
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Remat, for_programs
 from routerl_jax.models.layers import matmul_precision
-from routerl_jax.parallel.compilation import compiled_programs
+from routerl_jax.parallel.devices import compiled_programs
 from routerl_jax.parallel.mesh import replicated
 
 # (trained params, frozen params, the reference's, fields of a micro-batch as [rows, time]) -> scores of the targets

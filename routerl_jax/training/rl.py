@@ -25,7 +25,7 @@ from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.knowledge.encoders import search_on
 from routerl_jax.parallel import multihost
-from routerl_jax.parallel.compilation import tell_compilations
+from routerl_jax.parallel.devices import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.training.asynchronous import Ahead, PartialRollouts
 from routerl_jax.training.callbacks import (

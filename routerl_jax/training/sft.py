@@ -26,7 +26,7 @@ from routerl_jax.learning.losses import token_weights
 from routerl_jax.learning.objective import LossConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
-from routerl_jax.parallel.compilation import tell_compilations
+from routerl_jax.parallel.devices import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.training.alignment import ALIGNED, align_tower, keep_tower, read_tower, sheets_named
 from routerl_jax.training.callbacks import Alarm, Step, Training, end_step, own_callbacks, running, states

@@ -30,8 +30,8 @@ from routerl_jax.core.types import (
     Turn,
     Verdict,
 )
+from routerl_jax.evaluation.benchmark import score_rounds
 from routerl_jax.evaluation.metrics import summarize
-from routerl_jax.evaluation.recorded import score_rounds
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes.mmsearch_r1 import protocol

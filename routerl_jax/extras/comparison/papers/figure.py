@@ -10,8 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.evaluation.figures import color_of, curve, legend, new_figure, panels_of
-from routerl_jax.evaluation.groups import by_group
-from routerl_jax.evaluation.metrics import JUDGE
+from routerl_jax.evaluation.metrics import JUDGE, by_group
 from routerl_jax.extras.analysis.numbers import behaviour
 from routerl_jax.extras.comparison.papers.table import NAMED, PAPERS
 

@@ -13,9 +13,9 @@ from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.data.overlap import examples_of
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.evaluation import report
-from routerl_jax.evaluation.answerable import AnswerCheck
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_record
+from routerl_jax.extras.answerable import AnswerCheck
 from routerl_jax.rewards.metrics import NORMALIZERS
 from tests.knowledge.helpers import build_words, write_jsonl
 from tests.programs import launch_here, refusal

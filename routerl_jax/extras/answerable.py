@@ -18,7 +18,7 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.text import UNSPACED, folded, states
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.gold_paths import bare_title, gold_path
-from routerl_jax.evaluation.groups import group_fields
+from routerl_jax.evaluation.metrics import group_fields
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.rewards.metrics import NORMALIZERS, accepted_answers
 from routerl_jax.rewards.retrieval import CLOSED, gold_passages_of

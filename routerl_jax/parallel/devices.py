@@ -1,24 +1,43 @@
-"""Handles devices that are out of memory: repeats the work in smaller pieces, or raises an error with the setting to lower."""
+"""Programs on devices: compilations are shown and counted, and work that finds no memory is done in smaller pieces."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 from absl import logging
 
+from routerl_jax.core.progress import compiling
+
 T = TypeVar("T")
 _DETAIL = 200  # characters of XLA's message that are shown
+_BEGINS_AND_ENDS = {
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": True,
+    "/jax/core/compile/backend_compile_duration": False,
+}
+
+
+@functools.cache
+def tell_compilations() -> None:
+    """Lets the bar that is shown say when JAX compiles: from the end of a program's lowering to the end of its compilation."""
+
+    def heard(event: str, duration_secs: float, **kwargs: Any) -> None:
+        if event in _BEGINS_AND_ENDS:
+            compiling(_BEGINS_AND_ENDS[event])
+
+    jax.monitoring.register_event_duration_secs_listener(heard)
+
+
+def compiled_programs(*functions: Callable[..., Any]) -> int:
+    """Number of programs that these jitted functions have compiled so far. It stops growing after warm-up, because shapes are
+    rounded to a few sizes."""
+    return sum(int(function._cache_size()) for function in functions)  # type: ignore[attr-defined]
 
 
 class OutOfMemory(ValueError):
     """The devices are out of memory, and nothing can be made smaller while the program runs."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is XLA's, of a program or an array that finds no room on a device."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
 
 def with_less(work: Callable[[], T], less: Callable[[], str | None], where: str, remedy: str) -> T:
@@ -39,7 +58,7 @@ def with_less(work: Callable[[], T], less: Callable[[], str | None], where: str,
         try:
             return work()
         except jax.errors.JaxRuntimeError as error:
-            if not is_out_of_memory(error):
+            if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             failed: Exception = error
         detail = " ".join(str(failed).split())[:_DETAIL]
