@@ -35,6 +35,7 @@ MOVED = {
     "core.version": "core.packages",
     "core.words": "core.text",
     "curation": "extras.curation",
+    "data.atlas.builder": "data.atlas.questions",
     "data.atlas.drills": "data.atlas.demonstrations",
     "data.atlas.extract": "extras.atlas_facts",
     "data.atlas.page_questions": "data.atlas.pages",

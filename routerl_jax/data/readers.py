@@ -168,7 +168,7 @@ def open_dataset(name: str) -> ExampleSource:
     if part:
         return _open_part(whole, part)
     if name.startswith("atlas/"):
-        from routerl_jax.data.atlas.builder import ALL_KINDS, KINDS, AtlasExamples
+        from routerl_jax.data.atlas.questions import ALL_KINDS, KINDS, AtlasExamples
 
         split, _, kinds = name.removeprefix("atlas/").partition("/")
         if split not in ("train", "validation", "test"):
