@@ -71,13 +71,13 @@ def read_json(path: pathlib.Path, fix: str = "copy or download it again") -> Any
         raise ValueError(f"{path} is not JSON ({error}). {fix[:1].upper()}{fix[1:]}") from error
 
 
-def read_json_lines(path: pathlib.Path, fix: str = "delete the line") -> Iterator[Any]:
+def read_json_lines(path: pathlib.Path) -> Iterator[Any]:
     """The values in a file with one JSON value per line, from `write_json_lines` or a program that appends lines.
 
     An incomplete last line of a killed writer is left out. `core.rows` reads the data files of other programs.
 
     Raises:
-      ValueError: while reading: a line is not JSON; names file, line and `fix`.
+      ValueError: while reading: a line is not JSON; names file and line.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -86,7 +86,7 @@ def read_json_lines(path: pathlib.Path, fix: str = "delete the line") -> Iterato
             except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return
-                raise ValueError(f"{path}, line {number}: not JSON ({error}); {fix}") from error
+                raise ValueError(f"{path}, line {number}: not JSON ({error}); delete the line") from error
             yield value
 
 

@@ -20,6 +20,7 @@ from routerl_jax.data.atlas.questions import Hop, Question, questions_about
 from routerl_jax.data.trajectories import NONE, GoldenStep, document_of, label_of
 
 _PER_WORLD = 64  # items drawn from one invented world before the next is made
+_DRILLED = 4  # passages of a reading drill
 UNKNOWN = "unknown"  # the answer of a demonstration that gives up
 Drill = list[tuple[str, bool]]  # (text, is it learnt)
 
@@ -245,18 +246,16 @@ class ReadingDrills:
 
     Args:
       seed: root of the randomness.
-      passages: number of passages in a drill.
     """
 
-    def __init__(self, seed: int = 0, passages: int = 4) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self.passages = passages
 
     def __getitem__(self, index: int) -> Drill:
         rng = np.random.default_rng([3, self.seed, index])
         scene = invented_scene(self.seed * 1_000_003 + index // _PER_WORLD)
         records = list(scene.records.values())
-        shown = [records[i] for i in rng.choice(len(records), self.passages, replace=False)]
+        shown = [records[i] for i in rng.choice(len(records), _DRILLED, replace=False)]
         if rng.random() < 0.5:  # two passages about one entity, as a search returns them
             near = [r for r in records if r.entity == shown[0].entity and r is not shown[0]]
             if near:

@@ -24,14 +24,16 @@ SHOWN = "Which country has this flag?"  # the sub-question about a picture
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hop:
-    """One retrieval step of a gold path: the knowledge base, the passage, the sub-question and the value read there."""
+    """One retrieval step of a gold path: the knowledge base, the passage, the sub-question and the value read there.
+
+    `noun`: what the value is ("capital").
+    """
 
     query: str
     kb: str
     passage_id: str
     value: str
     noun: str
-    subject: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,6 @@ class QuestionBuilder:
                 passage_id=record.passage.id,
                 value=entity.name,
                 noun=kind,
-                subject=f"the {noun} {value}",
             )
             for relation in self.relations(entity):
                 second = self.forward(entity, relation)
@@ -179,7 +180,6 @@ class QuestionBuilder:
             passage_id=record.passage.id,
             value=value,
             noun=relation.noun,
-            subject=entity.name,
         )
 
 
@@ -260,7 +260,6 @@ def visual_questions(entities: Sequence[Entity], among: Sequence[Entity] | None 
             passage_id=_caption_id(entity),
             value=entity.name,
             noun="country",
-            subject="this flag",
         )
         for i, text in enumerate(("Which country's flag is this?", "Whose flag is this?")):
             questions.append(_question(f"{entity.name}/flag/{i}", text, (first,), (entity,), picture=entity.name))
