@@ -207,18 +207,22 @@ def _averages(
     budget: int | None = None,
 ) -> dict[str, float]:
     turns = max(sum(len(e.turns) for e in episodes), 1)
+    last = [e.turns[-1] if e.turns else None for e in episodes]
+    forced = [e.answer is not None and bool(turn and turn.forced) for e, turn in zip(episodes, last)]
+    queries = [[(call.tool, call.image, " ".join(call.query.lower().split())) for call in e.calls] for e in episodes]
+    valid = [any(t.well_formed and any(c.error is None for c in t.calls) for t in e.turns) for e in episodes]
     calls = [call for episode in episodes for call in episode.calls]
     result = {
         **{name: float(mean) for name, mean in zip(ANSWER, scores.mean(axis=0))},
         "searches_per_question": len(calls) / len(episodes),
         **search_rates([len(e.calls) for e in episodes], budget),
-        "valid_search_share": float(np.mean([_searched_validly(e) for e in episodes])),
-        "repeated_search_rate": float(np.mean([_searched_again(e) for e in episodes])),
+        "valid_search_share": float(np.mean(valid)),
+        "repeated_search_rate": float(np.mean([len(set(asked)) < len(asked) for asked in queries])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,
         "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
-        "forced_rate": float(np.mean([e.answer is not None and _last_turn_forced(e) for e in episodes])),
-        "finish_rate": float(np.mean([e.answer is not None and not _last_turn_forced(e) for e in episodes])),
-        "refusal_rate": float(np.mean([_last_action(e) == "refusal" for e in episodes])),
+        "forced_rate": float(np.mean(forced)),
+        "finish_rate": float(np.mean([e.answer is not None and not begun for e, begun in zip(episodes, forced)])),
+        "refusal_rate": float(np.mean([bool(turn and turn.action and turn.action.kind == "refusal") for turn in last])),
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
         **_seen_rates(episodes),
@@ -243,16 +247,6 @@ def _of_answerable(episodes: Sequence[Episode], scores: Float[np.ndarray, "N M"]
     can = np.asarray([value is True for value in known])
     share = {"answerable": float(can.sum() / sum(isinstance(value, bool) for value in known))}
     return {**share, "em_answerable": float(scores[can, 0].mean())} if can.any() else share
-
-
-def _last_action(episode: Episode) -> str:
-    action = episode.turns[-1].action if episode.turns else None
-    return "" if action is None else action.kind
-
-
-def _last_turn_forced(episode: Episode) -> bool:
-    """Whether the last turn was begun for the policy."""
-    return any(turn.forced for turn in episode.turns[-1:])
 
 
 def _seen_rates(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -328,15 +322,6 @@ def _judged(episodes: Sequence[Episode], scores: Float[np.ndarray, "N M"]) -> di
     counted = [verdict.counts for verdict, _ in judged if verdict.counts is not None]
     mean = {JUDGE: float(np.mean(counted))} if counted else {}
     return mean | {f"{JUDGE}/{name}": share for name, share in shares.items()}
-
-
-def _searched_again(episode: Episode) -> bool:
-    queries = [(call.tool, call.image, " ".join(call.query.lower().split())) for call in episode.calls]
-    return len(set(queries)) < len(queries)
-
-
-def _searched_validly(episode: Episode) -> bool:
-    return any(turn.well_formed and any(call.error is None for call in turn.calls) for turn in episode.turns)
 
 
 def routing_decisions(episode: Episode) -> tuple[int, int] | None:
