@@ -77,7 +77,7 @@ def write_records(
 
 
 def episode_record(episode: Episode, pictures: PictureFiles | None = None, **extra: Any) -> dict[str, Any]:
-    """The record of an episode: all but its token sequences. Of its metadata it has `groups.GROUPS` and `answerable`; the
+    """The record of an episode: all but its token sequences. Of its metadata it has `metrics.GROUPS` and `answerable`; the
     judge's verdict, an endpoint's usage and its failure are included if there are any.
 
     Args:

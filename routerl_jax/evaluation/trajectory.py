@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import io
 import math
@@ -175,15 +174,6 @@ def findings(call: Mapping[str, Any], pictured: Collection[str] = ()) -> Rendera
     return Panel(lines or Text("nothing found", "dim"), title=call["tool"], title_align="left", border_style="blue")
 
 
-@dataclasses.dataclass
-class _Page:
-    """A whole picture and its crops: (number, box in the picture's own pixels, crop)."""
-
-    number: str
-    picture: Image.Image | str
-    crops: list[tuple[int, tuple[float, ...], Image.Image | str]]
-
-
 def pictures_shown(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The pictures that the policy of an episode record saw after its prompt: pages and crops in order, numbered from 1."""
     return [item for turn in record["turns"] for item in turn.get("shown", ()) if item["digest"] and item["image"]]
@@ -213,7 +203,7 @@ def sheet(record: Mapping[str, Any], directory: pathlib.Path) -> Image.Image:
     A box is drawn on the raw page, however many crops lie between (agents.viewer). A picture that can't be read any more is
     replaced by a message.
     """
-    rows = [_row(page) for page in _pages(record, directory)]
+    rows = [_row(look, directory) for look in looks(record)]
     answer = record["prediction"] if record["prediction"] is not None else "(no answer)"
     parts = [_text(record["question"]), *rows, _text(f"Answer: {answer}")]
     size = (max(part.width for part in parts) + 2 * _GAP, sum(part.height + _GAP for part in parts) + _GAP)
@@ -245,13 +235,6 @@ def looks(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [*asked, *pages.values()]
 
 
-def _pages(record: Mapping[str, Any], directory: pathlib.Path) -> list[_Page]:
-    def crops(look: Mapping[str, Any]) -> list[tuple[int, tuple[float, ...], Image.Image | str]]:
-        return [(crop["number"], crop["box"], _picture(directory, crop["image"])) for crop in look["crops"]]
-
-    return [_Page(look["number"], _picture(directory, look["image"]), crops(look)) for look in looks(record)]
-
-
 def _picture(directory: pathlib.Path, image: str) -> Image.Image | str:
     try:
         return decode_image(picture_path(directory, image))
@@ -259,21 +242,22 @@ def _picture(directory: pathlib.Path, image: str) -> Image.Image | str:
         return f"a picture that can't be drawn: {error}"
 
 
-def _row(page: _Page) -> Image.Image:
-    """A page with its boxes, and beside it their crops."""
-    if isinstance(page.picture, str):
-        canvas = _text(page.picture)
+def _row(look: Mapping[str, Any], directory: pathlib.Path) -> Image.Image:
+    """A page with its boxes, and beside it their crops (`looks`)."""
+    picture = _picture(directory, look["image"])
+    if isinstance(picture, str):
+        canvas = _text(picture)
     else:
-        scale = min(1.0, *(most / side for most, side in zip(_PAGE, page.picture.size)))
-        canvas = _sized(page.picture, scale)
+        scale = min(1.0, *(most / side for most, side in zip(_PAGE, picture.size)))
+        canvas = _sized(picture, scale)
         draw = ImageDraw.Draw(canvas)
-        _label(draw, (0, 0), page.number, "black")
-        for number, box, _ in page.crops:
-            colour = _colour(number)
-            corners = [side * scale for side in box]
+        _label(draw, (0, 0), look["number"], "black")
+        for crop in look["crops"]:
+            colour = _colour(crop["number"])
+            corners = [side * scale for side in crop["box"]]
             draw.rectangle(corners, outline=colour, width=3)
-            _label(draw, (corners[0], max(corners[1] - _LINE, 0)), str(number), colour)
-    crops = [_crop(number, crop) for number, _, crop in page.crops]
+            _label(draw, (corners[0], max(corners[1] - _LINE, 0)), str(crop["number"]), colour)
+    crops = [_crop(crop["number"], _picture(directory, crop["image"])) for crop in look["crops"]]
     if not crops:
         return canvas
     right = max(crop.width for crop in crops)
