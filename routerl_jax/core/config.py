@@ -310,8 +310,6 @@ def unknown_key(path: str, key: str, valid_keys: typing.Iterable[str]) -> str:
 
 
 # --- descriptions of fields, read from the source ----------------------------------------------------------------------
-# Descriptions of the fields of a configuration, read from the source of its dataclasses.
-#
 # A field's description is the comment lines right above it and the comment at its end, or its entry under `Attributes:`
 # in the docstring of its class.
 

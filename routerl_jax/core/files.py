@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 from routerl_jax.core.config import first_difference
 
 # --- atomic files ------------------------------------------------------------------------------------------------------
-# Files that are replaced atomically: a reader sees the old or the new content, even if the writer is killed.
 
 
 @contextlib.contextmanager
 def atomic_file(path: pathlib.Path, *, sync: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
-    """Opens a new file that replaces `path` when the block ends. After an error, `path` has not changed.
+    """Opens a new file that replaces `path` when the block ends. A reader sees the old or the new content, even if the writer
+    is killed. After an error, `path` has not changed.
 
     Args:
       sync: wait until the new file is on disk before it replaces `path`.
@@ -107,7 +107,6 @@ def cache_directory() -> pathlib.Path:
 
 
 # --- what a killed job continues from ----------------------------------------------------------------------------------
-# Files from which a killed job continues: a journal of its finished pieces, and a record of its settings.
 
 
 def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:

@@ -169,7 +169,6 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # --- plain and compressed files ----------------------------------------------------------------------------------------
-# Reads files that are plain or compressed (.gz, .bz2, .xz, .zst) as one stream of bytes.
 
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 

@@ -198,18 +198,12 @@ def page_of(name: str) -> PageName | None:
     file, mark, number = name.rpartition("#")
     file, number = (file, number) if mark and number.isdecimal() else (name, "")
     folder, _, last = file.rpartition("/")
-    stem, suffix = _stem_and_extension(last)
+    # Only known extensions count, because the names of documents have dots.
+    suffix = next((suffix for suffix in (*_DOCUMENTS, *_PICTURES) if last.lower().endswith(suffix)), "")
+    stem = last[: len(last) - len(suffix)]
     if number and suffix not in _PICTURES:
         return PageName(stem, int(number))
     if folder and suffix in _PICTURES and (slide := _SLIDE.fullmatch(stem)):
         return PageName(folder.rpartition("/")[2], int(slide[1]))
     match = None if suffix in _DOCUMENTS else _NUMBERED.fullmatch(stem)
     return PageName(match[1], int(match[2])) if match else None
-
-
-def _stem_and_extension(file: str) -> tuple[str, str]:
-    """Stem and extension. Only known extensions count, because the names of documents have dots."""
-    for suffix in (*_DOCUMENTS, *_PICTURES):
-        if file.lower().endswith(suffix):
-            return file[: -len(suffix)], suffix
-    return file, ""

@@ -318,14 +318,12 @@ def _same_boot(holder: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 
 def _is_alive(process: Any) -> bool:
-    if not isinstance(process, int):
-        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:
-        return True
+    except (OSError, TypeError):  # another user's, or no number
+        pass
     return True
 
 

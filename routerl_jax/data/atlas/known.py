@@ -144,7 +144,14 @@ def flag_passages() -> list[Passage]:
 def fact_passages() -> list[Passage]:
     """The passages of the text search: the fact of every country and each of the six relations."""
     return [
-        _passage(name, key) for name, entity in searched_countries().items() for key in RELATIONS if key in entity.facts
+        Passage(
+            id=passage_id(name, key),
+            title=name,
+            text=f"The {world.RELATIONS[key].noun} of {name} is {entity.facts[key]}.",
+        )
+        for name, entity in searched_countries().items()
+        for key in RELATIONS
+        if key in entity.facts
     ]
 
 
@@ -205,8 +212,3 @@ def _in_turn(names: Sequence[str], key: str, index: int) -> str:
 def passage_id(country: str, relation: str) -> str:
     """The id of the passage that states a fact."""
     return f"fact/{country}/{relation}"
-
-
-def _passage(country: str, relation: str) -> Passage:
-    noun, value = world.RELATIONS[relation].noun, searched_countries()[country].facts[relation]
-    return Passage(id=passage_id(country, relation), title=country, text=f"The {noun} of {country} is {value}.")

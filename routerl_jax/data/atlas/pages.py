@@ -438,11 +438,11 @@ def _makers(split: world.Split) -> dict[Type, list[Make]]:
 
 
 def _shuffled(makers: Sequence[functools.partial[Example]]) -> list[Make]:
-    return sorted(makers, key=lambda make: zlib.crc32(f"pages/{make.func.__name__}/{_group_name(make.args)}".encode()))
+    def turn(make: functools.partial[Example]) -> int:
+        names = (part.key if isinstance(part, Fact) else str(part) for part in make.args)
+        return zlib.crc32("/".join(("pages", make.func.__name__, *names)).encode())
 
-
-def _group_name(parts: Sequence[object]) -> str:
-    return "/".join(part.key if isinstance(part, Fact) else str(part) for part in parts)
+    return sorted(makers, key=turn)
 
 
 def _is_unique(country: str, fact: Fact) -> bool:
