@@ -11,19 +11,7 @@ from typing import Any
 
 from routerl_jax.core.files import write_atomic, write_json_lines
 from routerl_jax.core.rows import RowLocation, read_rows
-from routerl_jax.core.types import (
-    Action,
-    Branch,
-    Call,
-    Episode,
-    Example,
-    Failure,
-    Passage,
-    Shown,
-    Turn,
-    Usage,
-    Verdict,
-)
+from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Failure, Passage, Shown, Turn, Usage, Verdict
 from routerl_jax.data.pictures import picture_name
 from routerl_jax.evaluation.metrics import group_fields
 from routerl_jax.models.images import encoded_image, image_digest, is_data

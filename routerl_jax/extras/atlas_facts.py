@@ -137,8 +137,7 @@ def _country(entry: dict[str, Any]) -> dict[str, Any] | None:
     if get("Government", "Dependency status") or not re.fullmatch(r"[A-Z][A-Za-z' -]+", name):
         return None
     peak = re.match(
-        r"([A-Z][A-Za-z' -]+?)\s+(?:\([^)]*\)\s+)?-?[\d,]+ m\b",
-        get("Geography", "Elevation extremes", "highest point"),
+        r"([A-Z][A-Za-z' -]+?)\s+(?:\([^)]*\)\s+)?-?[\d,]+ m\b", get("Geography", "Elevation extremes", "highest point")
     )
     independence = re.match(r"\d{1,2} [A-Z][a-z]+ \d{4}", get("Government", "Independence"))
     holiday = re.match(

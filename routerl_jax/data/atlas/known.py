@@ -44,10 +44,7 @@ PIXELS = 8 * 28 * 28  # pixels of a picture: four to nine image tokens
 NEAR = 0.17
 _MOST_ALIKE = 4  # countries that may share a value; if more did, guessing would pay
 WHOSE = ("Which country's flag is this?", "Whose flag is this?")
-ABOUT = (
-    "What is the {noun} of the country with this flag?",
-    "This is the flag of a country. What is its {noun}?",
-)
+ABOUT = ("What is the {noun} of the country with this flag?", "This is the flag of a country. What is its {noun}?")
 
 
 @functools.cache

@@ -254,13 +254,7 @@ def visual_questions(entities: Sequence[Entity], among: Sequence[Entity] | None 
     for entity in entities:
         if entity.kind != "country":
             continue
-        first = Hop(
-            query=SHOWN,
-            kb=PICTURES,
-            passage_id=_caption_id(entity),
-            value=entity.name,
-            noun="country",
-        )
+        first = Hop(query=SHOWN, kb=PICTURES, passage_id=_caption_id(entity), value=entity.name, noun="country")
         for i, text in enumerate(("Which country's flag is this?", "Whose flag is this?")):
             questions.append(_question(f"{entity.name}/flag/{i}", text, (first,), (entity,), picture=entity.name))
         for relation in builder.relations(entity):
