@@ -36,7 +36,7 @@ class ExampleSource(Protocol):
 DATASETS: Registry[Any] = Registry("dataset")
 
 
-class FileExamples:
+class FileExamples(list[Example]):
     """The questions of one file, in its order, held in memory.
 
     A `.jsonl` file has one row per line (FlashRAG, MuSiQue), a `.json` file a list (HotpotQA, HippoRAG). `.tsv` and `.csv` name
@@ -54,13 +54,7 @@ class FileExamples:
 
     def __init__(self, path: str | pathlib.Path, form: str = "", *, pictures: bool = False) -> None:
         self.left_out = collections.Counter[str]()
-        self._examples = list(distinct_examples(path, form, pictures=pictures, left_out=self.left_out))
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._examples[index]
+        super().__init__(distinct_examples(path, form, pictures=pictures, left_out=self.left_out))
 
 
 class Subset:

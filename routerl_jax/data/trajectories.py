@@ -339,7 +339,7 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 # --- a source of examples ----------------------------------------------------------------------------------------------
 
 
-class StepExamples:
+class StepExamples(list[Example]):
     """The steps of a file's trajectories, in order, each as one example.
 
     An example's id is `TRAJECTORY/NUMBER`, and `metadata["step"]` is the `GoldenStep`. Its `answers` are the gold sub-question
@@ -353,7 +353,7 @@ class StepExamples:
     """
 
     def __init__(self, path: str | pathlib.Path, *, text_only: bool = False) -> None:
-        self._examples: list[Example] = []
+        super().__init__()
         first_locations: dict[str, RowLocation] = {}
         for location, trajectory in read_trajectories(path):
             if text_only and trajectory.images:
@@ -373,16 +373,10 @@ class StepExamples:
                     images=images,
                     metadata={"step": step},
                 )
-                self._examples.append(example)
-        if not self._examples:
+                self.append(example)
+        if not self:
             why = " without images" if text_only else ""
             raise ValueError(f"{path} holds no trajectories{why}; write one JSON object per line")
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._examples[index]
 
 
 def golden_step(example: Example) -> GoldenStep | None:
