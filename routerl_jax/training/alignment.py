@@ -55,6 +55,21 @@ def sheets_named(name: str) -> Sheets:
     return _SHEETS_NAMED.get(name) if name else SHEETS_OF_FIGURES
 
 
+def align(model: Decoder, updates: int, seed: int, sheets: Sheets, workdir: pathlib.Path, resume: bool) -> bool:
+    """Aligns the tower of a run's policy (config.warm_start.align), or reads the one that an earlier session has kept.
+
+    Returns:
+      Whether it was aligned now, and is to be kept (`keep_tower`).
+    """
+    if not updates:
+        return False
+    if multihost.exchange(resume and (workdir / ALIGNED).is_file())[0]:
+        read_tower(model, workdir / ALIGNED)
+        return False
+    align_tower(model, updates, seed, sheets)
+    return True
+
+
 def keep_tower(model: Decoder, path: pathlib.Path) -> None:
     """Writes an aligned tower for later sessions of a run: a checkpoint lacks it where it is frozen, and another machine would
     round another one. A collective call."""

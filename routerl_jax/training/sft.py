@@ -28,7 +28,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.devices import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
-from routerl_jax.training.alignment import ALIGNED, align_tower, keep_tower, read_tower, sheets_named
+from routerl_jax.training.alignment import ALIGNED, align, keep_tower, sheets_named
 from routerl_jax.training.callbacks import Alarm, Step, Training, end_step, own_callbacks, running, states
 from routerl_jax.training.checks import check_inputs, check_workdir, keep_inputs
 from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig
@@ -79,15 +79,10 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     model = build_policy(config, mesh)
     if model.tokenizer is None:
         model.tokenizer = _vocabulary(config, agent, source)
-    tower = workdir / ALIGNED
-    align, aligned = config.warm_start.align, multihost.exchange(resume and tower.is_file())[0]
-    if align and aligned:
-        read_tower(model, tower)
-    elif align:
-        align_tower(model, align, config.seed, sheets)
+    aligned = align(model, config.warm_start.align, config.seed, sheets, workdir, resume)
     run = Run(config, workdir, model, mesh, LossConfig(kind="reinforce"), config.steps, resume)
-    if align and not aligned:
-        keep_tower(model, tower)  # once the run's config.json says what it was aligned by
+    if aligned:
+        keep_tower(model, workdir / ALIGNED)  # once the run's config.json says what it was aligned by
     multihost.on_main(lambda: keep_inputs(config, workdir))
     watch = Watch(config.watch)
     if run.restored:
