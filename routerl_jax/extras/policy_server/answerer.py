@@ -73,7 +73,7 @@ def warm_up(engine: Engine) -> None:
 
 
 class AnswererModel:
-    """A `policy_server.app.Model`: an agent with its knowledge bases.
+    """A model of the server: an agent with its knowledge bases.
 
     It answers the last message, which must be the user's; it does not see the messages before. The agent has its own limits of
     length, so `max_tokens` changes nothing. Without a `temperature` decoding is greedy.
@@ -159,7 +159,7 @@ def _check(request: ChatRequest) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnswerReply:
-    """A `policy_server.app.Reply`: one attempt at the question for each choice."""
+    """A reply of the server: one attempt at the question for each choice."""
 
     loop: EngineLoop
     admission: Admission

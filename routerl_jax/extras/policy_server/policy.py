@@ -264,7 +264,7 @@ def _shown(token_bytes: bytes) -> str:
 
 
 class PolicyModel:
-    """A `policy_server.app.Model` over an engine.
+    """A model of the server: an engine.
 
     Args:
       admission: shared by all models of a server.
@@ -306,7 +306,7 @@ class PolicyModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyReply:
-    """A `policy_server.app.Reply` with the policy's text."""
+    """A reply of the server, with the policy's text."""
 
     generator: Generator
     prompts: Sequence[Prompt]

@@ -18,13 +18,14 @@ from routerl_jax.extras.viewer.details import brief, details, picture, row_of
 from routerl_jax.extras.viewer.follow import Follower
 from routerl_jax.extras.viewer.index import Index, facets, masks, ordered, passing, read_filter
 from routerl_jax.extras.viewer.runs import Run
-from routerl_jax.services.asgi import LOOPBACK, SameSite, bound_hosts, run_server
+from routerl_jax.services.asgi import LOOPBACK, Address, Refusal, application, bound_hosts, json_reply, run_server
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 STATIC = pathlib.Path(__file__).parent / "static"
 _HEADERS = {
@@ -106,21 +107,15 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
       hosts: names that a request may give as its host; "*" for any.
     """
     with needs("the web page", "serve"):
-        import orjson
-        from starlette.applications import Starlette
-        from starlette.middleware import Middleware
-        from starlette.responses import FileResponse, Response
-        from starlette.routing import Mount, Route
-        from starlette.staticfiles import StaticFiles
+        from starlette.routing import Route
     viewer = ViewerState(runs)
 
     def answer(find: Callable[[Request], Any]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
             try:
-                content, status = find(request), 200
+                return json_reply(find(request))
             except ValueError as error:
-                content, status = {"error": str(error)}, 400
-            return Response(orjson.dumps(content), status, media_type="application/json")
+                raise Refusal(400, "invalid", str(error)) from error
 
         return endpoint
 
@@ -131,11 +126,8 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
         return row_of(viewer.index, request.query_params.get("key", ""))
 
     def show(request: Request) -> Response:
-        try:
-            content, form = picture(viewer.index, row(request), _integer(request.query_params.get("n", "")))
-        except (ValueError, OSError) as error:
-            return Response(str(error), 404, media_type="text/plain")
-        return Response(content, media_type=f"image/{form}", headers={"cache-control": "private, max-age=600"})
+        number = request.query_params.get("n", "")
+        return picture_reply(lambda: picture(viewer.index, row(request), _integer(number)))
 
     def columns(request: Request) -> dict[str, Any]:
         params = request.query_params
@@ -147,20 +139,15 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
         yield
         viewer.follower.stop()
 
-    app = Starlette(
-        routes=[
-            Route("/", lambda _: FileResponse(STATIC / "index.html")),
-            Route("/api/state", answer(lambda _: viewer.status())),
-            Route("/api/metrics", answer(columns)),
-            Route("/api/health", answer(lambda request: curves(request).health())),
-            Route("/api/episodes", answer(lambda request: viewer.episodes(request.query_params.multi_items()))),
-            Route("/api/episode", answer(lambda request: details(viewer.index, row(request)))),
-            Route("/api/picture", show),
-            Mount("/static", StaticFiles(directory=STATIC)),
-        ],
-        middleware=[Middleware(SameSite, hosts=hosts), Middleware(SecurityHeaders)],
-        lifespan=lifespan,
-    )
+    routes = [
+        Route("/api/state", answer(lambda _: viewer.status())),
+        Route("/api/metrics", answer(columns)),
+        Route("/api/health", answer(lambda request: curves(request).health())),
+        Route("/api/episodes", answer(lambda request: viewer.episodes(request.query_params.multi_items()))),
+        Route("/api/episode", answer(lambda request: details(viewer.index, row(request)))),
+        Route("/api/picture", show),
+    ]
+    app = page_app("index.html", routes, lifespan, hosts)
     app.state.viewer = viewer
     return app
 
@@ -169,6 +156,34 @@ def _integer(text: str) -> int:
     if not text.isdecimal():
         raise ValueError(f"{text!r} must be a whole number from 0 on")
     return int(text)
+
+
+# --- what this page and that of extras/chat share ---
+
+
+def page_app(
+    page: str, routes: Sequence[BaseRoute], lifespan: Lifespan[Starlette], hosts: Collection[str] = LOOPBACK
+) -> Starlette:
+    """The application of a page in `static`, with its files and the routes of its data."""
+    with needs("the web page", "serve"):
+        from starlette.responses import FileResponse
+        from starlette.routing import Mount, Route
+        from starlette.staticfiles import StaticFiles
+    files = [Route("/", lambda _: FileResponse(STATIC / page)), Mount("/static", StaticFiles(directory=STATIC))]
+    app = application([*files, *routes], lifespan, hosts=hosts)
+    app.add_middleware(SecurityHeaders)
+    return app
+
+
+def picture_reply(find: Callable[[], tuple[bytes, str]]) -> Response:
+    """The picture that `find` gives, as bytes and format. Raises Refusal 404 if it raises ValueError or OSError."""
+    from starlette.responses import Response
+
+    try:
+        content, form = find()
+    except (ValueError, OSError) as error:
+        raise Refusal(404, "no_picture", str(error)) from error
+    return Response(content, media_type=f"image/{form}", headers={"cache-control": "private, max-age=600"})
 
 
 class SecurityHeaders:
@@ -197,11 +212,8 @@ def serve(runs: Sequence[Run], host: str, port: int) -> None:
     Raises:
       ValueError: it can't listen there, or a package is missing.
     """
-    app = create_app(runs, bound_hosts(host))
     run_server(
-        app,
-        host,
-        port,
+        create_app(runs, bound_hosts(host)),
+        Address(host=host, port=port, shutdown_seconds=2),
         lambda url: "\n".join([f"{url}/", *(f"  {run.name}: {run.path}" for run in runs)]),
-        shutdown_seconds=2,
     )

@@ -4,7 +4,7 @@ export async function get(path, parameters = []) {
   const query = new URLSearchParams(parameters).toString();
   const reply = await fetch(query ? `${path}?${query}` : path);
   const content = await reply.json();
-  if (!reply.ok) throw new Error(content.error || reply.statusText);
+  if (!reply.ok) throw new Error(content.error?.message || reply.statusText);
   return content;
 }
 
