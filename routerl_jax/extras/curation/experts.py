@@ -20,8 +20,14 @@ from routerl_jax.core.config import Count, NonNegative, PositiveFraction, Size, 
 from routerl_jax.core.types import Action, Episode, Example, Message, Shown, Verdict
 from routerl_jax.data.formats.verl import PICTURE
 from routerl_jax.data.rounds import RecordedRounds, Round
-from routerl_jax.extras.curation.demonstration_job import DemonstrationConfig
-from routerl_jax.extras.curation.job import Attempt, AttemptFailed, Services, model_reply
+from routerl_jax.extras.curation.job import (
+    Attempt,
+    AttemptFailed,
+    DemonstrationConfig,
+    Services,
+    model_identity,
+    model_reply,
+)
 from routerl_jax.models.images import decode_image, smart_resize
 from routerl_jax.models.regions import Box, Pixels, RefusedRegion, RegionRule, read_box, region
 from routerl_jax.models.regions import Size as FrameSize
@@ -70,23 +76,13 @@ class ExpertJobConfig(DemonstrationConfig):
             )
 
     def decisive(self) -> dict[str, Any]:
-        keys = (
-            "job",
-            "min_pixels",
-            "max_pixels",
-            "picture_pixels",
-            "box_scale",
-            "released",
-            "oracle",
-            "retries",
-            "least_steps",
-        )
+        pixels = ("min_pixels", "max_pixels", "picture_pixels")
+        keys = ("job", *pixels, "box_scale", "released", "oracle", "retries", "least_steps")
         return {
             **super().decisive(),
             **{key: getattr(self, key) for key in keys},
-            "least_steps": self.least_steps,
-            "planner": _identity(self.planner),
-            "grounder": _identity(self.grounder),
+            "planner": model_identity(self.planner),
+            "grounder": model_identity(self.grounder),
             "judge": dict(settings_that_count(self.judge)) if self.judge.model else None,
         }
 
@@ -112,10 +108,6 @@ class ExpertJobConfig(DemonstrationConfig):
     def student_model(self) -> ModelConfig:
         """The student in the form of a run's configuration."""
         return ModelConfig(path=self.student, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
-
-
-def _identity(model: ChatModelConfig) -> dict[str, Any]:
-    return {key: getattr(model, key) for key in ("kind", "model", "extra", "max_length", "dtype")}
 
 
 Kind = Literal["search", "look", "answer"]
@@ -515,18 +507,18 @@ class _RunningAttempt:
         Raises:
           AttemptFailed: no reply could be used, after `config.retries` further requests.
         """
-        request, last = prompt, None
-        for retry in range(self._config.retries + 1):
+        request, retries = prompt, self._config.retries
+        for retry in range(retries + 1):
             try:
                 return await ask(request, self._number + retry * self._config.attempts)
             except AttemptFailed as reason:
                 if reason.outcome in ("model failed", "no picture"):
                     raise
-                last = reason
                 self.result.unusable.append(f"{expert}: {reason.outcome}")
+                if retry == retries:
+                    raise
                 request = retry_prompt(prompt, str(reason))
-        assert last is not None
-        raise last
+        raise AssertionError("the last reply can be used or raises")
 
     def _encoded(self, image: Any) -> tuple[bytes, FrameSize]:
         """A picture as it is sent to the experts, and its size there (width, height)."""
