@@ -91,7 +91,7 @@ def golden(config: ConstructConfig, workdir: pathlib.Path) -> Any:
 def balance(config: BalanceConfig, workdir: pathlib.Path) -> Any:
     """The report of a job that balances questions."""
     from routerl_jax.extras.curation.balance import balance, open_run, probing
-    from routerl_jax.extras.curation.rollouts import policy_attempts
+    from routerl_jax.extras.curation.selection import policy_attempts
     from routerl_jax.training.load import load_policy
     from routerl_jax.training.setup import open_examples
 

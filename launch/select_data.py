@@ -49,8 +49,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.core.files import check_same
     from routerl_jax.core.text import counted
     from routerl_jax.extras.curation.questions import counts_of
-    from routerl_jax.extras.curation.rollouts import policy_attempts
-    from routerl_jax.extras.curation.selection import SelectionConfig, select
+    from routerl_jax.extras.curation.selection import SelectionConfig, policy_attempts, select
     from routerl_jax.parallel.workdir import directory_lock
     from routerl_jax.training.setup import build_policy, build_recipe, open_examples
 

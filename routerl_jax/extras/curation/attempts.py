@@ -11,12 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from routerl_jax.agents.grammar import NO_TOOL, between
-from routerl_jax.core.config import (
-    Count,
-    NonNegative,
-    Size,
-    checked,
-)
+from routerl_jax.core.config import Count, NonNegative, Size, checked
 from routerl_jax.core.types import Action, Call, Example, Message, Passage, Query
 from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep, RouteStep, document_of
@@ -96,10 +91,11 @@ class Teacher:
         except AttemptFailed as reason:
             attempt.outcome, attempt.detail = reason.outcome, str(reason)
             return attempt
-        if not self._right(attempt.answer, example):
-            attempt.outcome = "wrong answer"
         # If a range of numbers is accepted, these include the model's own number.
         accepted = accepted_answers(example, attempt.answer)
+        metric = final_accuracy if self.config.metric == ACCURACY else ANSWER_METRICS[self.config.metric]
+        if metric(attempt.answer, accepted, self.config.normalizer) < 1.0:  # the condition of equation 17
+            attempt.outcome = "wrong answer"
         attempt.steps.append(FinalStep(answers=accepted, **prompt_fields(prompt, example)))
         return attempt
 
@@ -186,11 +182,6 @@ class Teacher:
         if kind == "route":
             return parse_routes(self.protocol, text, self.config.candidates)
         return [self.protocol.answers.parse(text)]
-
-    def _right(self, answer: str, example: Example) -> bool:
-        """The condition of equation 17."""
-        metric = final_accuracy if self.config.metric == ACCURACY else ANSWER_METRICS[self.config.metric]
-        return metric(answer, accepted_answers(example, answer), self.config.normalizer) >= 1.0
 
 
 def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:

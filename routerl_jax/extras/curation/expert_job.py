@@ -182,10 +182,19 @@ def demonstrate(
         too many questions failed in a row.
     """
     agent = config.build_agent()
+    prompts = [
+        experts.planner_task(agent.max_turns),
+        experts.planner_question(""),
+        experts.PAGE,
+        experts.PART,
+        experts.last_turn(""),
+        experts.retry_prompt("", ""),
+        experts.grounder_task("", [""], "", "", (1, 1), config.box_scale, config.released),
+    ]
     return run_demonstrations(
         config,
         {"workdir": workdir, "outputs": _MADE, "doing": "showing"},
-        _prompts(agent, config),
+        prompts,
         lambda: _demonstrating(config, workdir, agent, student, open_services),
         functools.partial(_write, config, workdir),
         overwrite=overwrite,
@@ -201,7 +210,12 @@ def _demonstrating(
     student: VisionLanguageModel | None,
     open_services: Callable[[], ExpertResources],
 ) -> Iterator[Demonstrate]:
-    policy = student or _student(config)
+    policy = student
+    if policy is None:
+        policy = load_student(config.student)
+        if not isinstance(policy, VisionLanguageModel):
+            raise ValueError(f"config.student={config.student!r} is no policy that sees, with a tokenizer")
+        bound_pictures(config.student_model(), policy)
     opened = open_services()
     replies = ReplyFile(workdir / "replies.jsonl")
     planner, grounder = (CachedModel(model, replies) for model in (opened.planner, opened.grounder))
@@ -230,14 +244,6 @@ def _demonstrating(
                 service.close()  # also closes the file of replies
 
 
-def _student(config: ExpertJobConfig) -> VisionLanguageModel:
-    model = load_student(config.student)
-    if not isinstance(model, VisionLanguageModel):
-        raise ValueError(f"config.student={config.student!r} is no policy that sees, with a tokenizer")
-    bound_pictures(config.student_model(), model)
-    return model
-
-
 def balanced(records: Sequence[Mapping[str, Any]], config: ExpertJobConfig) -> list[Mapping[str, Any]]:
     """Accepted records, of which some are left out for balance.
 
@@ -261,15 +267,3 @@ def _write(
     report = make_report(config, records, tried, written, seconds)
     report.write(workdir)
     return report
-
-
-def _prompts(agent: VRAGAgent, config: ExpertJobConfig) -> list[str]:
-    return [
-        experts.planner_task(agent.max_turns),
-        experts.planner_question(""),
-        experts.PAGE,
-        experts.PART,
-        experts.last_turn(""),
-        experts.retry_prompt("", ""),
-        experts.grounder_task("", [""], "", "", (1, 1), config.box_scale, config.released),
-    ]

@@ -317,6 +317,10 @@ def construct(
     protocol, annotated = StepProtocol(tools=tuple(config.knowledge)), config.teacher == "annotations"
     examples = [question.example for question in questions]
 
+    def decides(example: Example) -> list[Any]:
+        path = [dataclasses.astuple(hop) for hop in gold_path(example) or ()] if annotated else []
+        return [example.metadata["dataset"], *path]
+
     @contextlib.contextmanager
     def teaching() -> Iterator[Work[Question]]:
         model, tools = open_services()
@@ -332,7 +336,7 @@ def construct(
         workdir=workdir,
         identity={
             **config.decisive(),
-            "questions": digest_of(examples, lambda e: [e.metadata["dataset"], *(_gold(e) if annotated else ())]),
+            "questions": digest_of(examples, decides),
             "prompts": _prompts(protocol),
         },
         outputs=(*_MADE, IMAGES),
@@ -420,11 +424,6 @@ def _write(
     report = make_report(config, datasets, records, parts, seconds)
     report.write(workdir)
     return report
-
-
-def _gold(example: Example) -> list[Any]:
-    """A question's gold path, JSON-serialisable."""
-    return [dataclasses.astuple(hop) for hop in gold_path(example) or ()]
 
 
 def _prompts(protocol: StepProtocol) -> str:

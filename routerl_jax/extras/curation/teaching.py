@@ -287,6 +287,8 @@ def teach(
         too many questions failed in a row.
     """
     agent = config.build_agent()
+    plans: tuple[tuple[Kind, ...], ...] = (("image",), ("text",), ("image", "text"))
+    prompts = [agent.form.first("", True), *(agent.form.after("", plan, True) for plan in plans)]
 
     @contextlib.contextmanager
     def demonstrating() -> Iterator[Demonstrate]:
@@ -304,7 +306,7 @@ def teach(
     return run_demonstrations(
         config,
         {"workdir": workdir, "outputs": _MADE, "doing": "teaching"},
-        _prompts(agent),
+        prompts,
         demonstrating,
         functools.partial(_write, config, workdir),
         overwrite=overwrite,
@@ -324,23 +326,13 @@ def _write(
         tried=dict(collections.Counter(record["dataset"] for record in tried)),
         accepted=dict(collections.Counter(record["dataset"] for record in accepted)),
         reasons=by_frequency(record["outcome"] for record in tried if record["episode"] is None),
-        ways=by_frequency(_searches_of(record["episode"]) for record in accepted),
+        ways=by_frequency(
+            ", ".join(call["tool"] for turn in record["episode"]["turns"] for call in turn["calls"]) or "nothing"
+            for record in accepted
+        ),
         use=ModelUse.counted(attempts, config),
         searches=sum(attempt["searches"] for attempt in attempts),
         seconds=round(seconds, 1),
     )
     report.write(workdir)
     return report
-
-
-def _searches_of(episode: Mapping[str, Any]) -> str:
-    """The tools that an episode searched, such as "image, text"."""
-    return ", ".join(call["tool"] for turn in episode["turns"] for call in turn["calls"]) or "nothing"
-
-
-def _prompts(agent: MMSearchAgent) -> list[str]:
-    plans: tuple[tuple[Kind, ...], ...] = (("image",), ("text",), ("image", "text"))
-    return [
-        agent.form.first("", True),
-        *(agent.form.after("", plan, True) for plan in plans),
-    ]

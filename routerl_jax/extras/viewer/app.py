@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 from routerl_jax.core.packages import needs
 from routerl_jax.extras.viewer.curves import Curves
 from routerl_jax.extras.viewer.details import brief, details, picture, row_of
-from routerl_jax.extras.viewer.follow import Follower
-from routerl_jax.extras.viewer.index import Index, facets, masks, ordered, passing, read_filter
+from routerl_jax.extras.viewer.index import (
+    Follower,
+    Index,
+    facets,
+    masks,
+    ordered,
+    passing,
+    read_filter,
+    whole_number,
+)
 from routerl_jax.extras.viewer.runs import Run
 from routerl_jax.services.asgi import LOOPBACK, Address, Refusal, application, bound_hosts, json_reply, run_server
 
@@ -127,11 +135,11 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
 
     def show(request: Request) -> Response:
         number = request.query_params.get("n", "")
-        return picture_reply(lambda: picture(viewer.index, row(request), _integer(number)))
+        return picture_reply(lambda: picture(viewer.index, row(request), whole_number("n", number)))
 
     def columns(request: Request) -> dict[str, Any]:
         params = request.query_params
-        return curves(request).columns(_integer(params.get("after", "0")), params.get("mark", ""))
+        return curves(request).columns(whole_number("after", params.get("after", "0")), params.get("mark", ""))
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -150,12 +158,6 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
     app = page_app("index.html", routes, lifespan, hosts)
     app.state.viewer = viewer
     return app
-
-
-def _integer(text: str) -> int:
-    if not text.isdecimal():
-        raise ValueError(f"{text!r} must be a whole number from 0 on")
-    return int(text)
 
 
 # --- what this page and that of extras/chat share ---

@@ -90,16 +90,12 @@ class Curves:
         stamp, rows = self._latest()
         cached = self._health
         if cached is None or cached[0] != stamp:
-            cached = self._health = stamp, _health(rows, watch_config(self.run))
+            try:
+                config = from_config_dict(WatchConfig, self.run.config().get("watch", {}))
+            except ValueError:  # of another version
+                config = WatchConfig()
+            cached = self._health = stamp, _health(rows, config)
         return cached[1]
-
-
-def watch_config(run: Run) -> WatchConfig:
-    """config.watch of a run; the default where its configuration can't be read."""
-    try:
-        return from_config_dict(WatchConfig, run.config().get("watch", {}))
-    except ValueError:
-        return WatchConfig()
 
 
 def _health(rows: Sequence[Mapping[str, Any]], config: WatchConfig) -> dict[str, Any]:

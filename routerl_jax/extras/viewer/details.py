@@ -12,8 +12,7 @@ from jaxtyping import Int
 
 from routerl_jax.evaluation.records import picture_path
 from routerl_jax.evaluation.trajectory import looks
-from routerl_jax.extras.viewer.follow import read_record
-from routerl_jax.extras.viewer.index import _BITS, FAILURES, Index
+from routerl_jax.extras.viewer.index import _BITS, FAILURES, Index, read_record
 from routerl_jax.models.images import encoded_image
 
 _RELATED = 200  # most related episodes of a kind
