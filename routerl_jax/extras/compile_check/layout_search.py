@@ -75,18 +75,22 @@ def search(config: TrainConfig, topology: str, *, compile_and_weigh: Check = che
         raise ValueError(f"--search estimates times, and the peaks of {kind!r} are unknown; known: {', '.join(CHIPS)}")
     check_engine_devices(config.mesh, len(slice_devices))
     devices = len(slice_devices) - config.mesh.engine
+    architecture = architecture_of(config.model.path) if config.model.path else random_architecture(config.model)
+    heads = getattr(architecture, "text", architecture).heads  # of a model that sees, its decoder's
+    common = math.gcd(devices, config.mesh.engine, heads)
     tried: list[Choice] = []
-    for tensor in _tensors(_heads(config), math.gcd(devices, config.mesh.engine)):
+    for tensor in [2**i for i in range(common.bit_length()) if common % 2**i == 0]:
         mesh = dataclasses.replace(config.mesh, data=1, fsdp=devices // tensor, tensor=tensor)
         run = dataclasses.replace(config, mesh=mesh)
         updates = {}
         for micro in _micro_batches(run):
             changed = dataclasses.replace(run, learner=dataclasses.replace(run.learner, micro_tokens=micro))
-            updates[micro] = _program_report(compile_and_weigh, changed, topology, "update")
+            updates[micro] = compile_and_weigh(changed, topology, ["update"]).programs["update"]
         decodes = {}
-        for rows in _rows(run):
+        shards = config.mesh.engine // tensor or devices // tensor
+        for rows in sorted({-(-rows // shards) * shards for rows in (config.engine.rows, sequences_of_step(config))}):
             changed = dataclasses.replace(run, engine=dataclasses.replace(run.engine, rows=rows))
-            decodes[rows] = _program_report(compile_and_weigh, changed, topology, "decode")
+            decodes[rows] = compile_and_weigh(changed, topology, ["decode"]).programs["decode"]
         choices = [_choice(run, micro, rows, updates[micro], decodes[rows]) for micro in updates for rows in decodes]
         tried += choices
         best = min(choices, key=_sort_key)
@@ -99,31 +103,12 @@ def _sort_key(choice: Choice) -> tuple[bool, float]:
     return choice.step_s is None, choice.step_s or choice.gib
 
 
-def _heads(config: TrainConfig) -> int:
-    architecture = architecture_of(config.model.path) if config.model.path else random_architecture(config.model)
-    return getattr(architecture, "text", architecture).heads  # of a model that sees, its decoder's
-
-
-def _tensors(heads: int, devices: int) -> list[int]:
-    """Powers of two that divide the devices and the query heads."""
-    return [count for i in range(devices.bit_length()) if devices % (count := 2**i) == 0 and heads % count == 0]
-
-
 def _micro_batches(config: TrainConfig) -> list[int]:
     """Tokens of one, two and four of the longest rows per shard, if a mini-batch has so many sequences."""
     longest = max(config.learner.length_buckets or (config.engine.max_length,))
     shards = config.mesh.data * config.mesh.fsdp
     sequences = -(-sequences_of_step(config) // config.learner.minibatches)
     return [shards * longest * rows for rows in _ROWS_OF_A_SHARD if rows == 1 or shards * rows <= sequences]
-
-
-def _rows(config: TrainConfig) -> list[int]:
-    shards = config.mesh.engine // config.mesh.tensor or config.mesh.data * config.mesh.fsdp
-    return sorted({-(-rows // shards) * shards for rows in (config.engine.rows, sequences_of_step(config))})
-
-
-def _program_report(compile_and_weigh: Check, config: TrainConfig, topology: str, name: str) -> ProgramReport:
-    return compile_and_weigh(config, topology, [name]).programs[name]
 
 
 def _choice(config: TrainConfig, micro: int, rows: int, update: ProgramReport, decode: ProgramReport) -> Choice:
