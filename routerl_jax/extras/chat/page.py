@@ -143,8 +143,13 @@ def create_app(chat: Chat, hosts: Collection[str] = LOOPBACK) -> Starlette:
 
     async def ask(request: Request) -> Response:
         asked = _Asked(await read_json(request, _BODY_BYTES), chat.sees)
-        lines = _lines(each_while_connected(page.reply(asked), request))
-        return StreamingResponse(lines, media_type="application/x-ndjson")
+
+        async def lines() -> AsyncIterator[bytes]:
+            with contextlib.suppress(Refusal):  # the browser has gone
+                async for piece in each_while_connected(page.reply(asked), request):
+                    yield json_bytes(piece) + b"\n"
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     def show(request: Request) -> Response:
         def find() -> tuple[bytes, str]:
@@ -169,12 +174,6 @@ def create_app(chat: Chat, hosts: Collection[str] = LOOPBACK) -> Starlette:
         Route("/api/picture", show),
     ]
     return page_app("chat.html", routes, lifespan, hosts)
-
-
-async def _lines(pieces: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    with contextlib.suppress(Refusal):  # the browser has gone
-        async for piece in pieces:
-            yield json_bytes(piece) + b"\n"
 
 
 def serve(chat: Chat, host: str, port: int) -> None:

@@ -314,9 +314,14 @@ async def _foreign(adapter: Adapter, server: Server, served: Served, request: Re
     else:
         body = await read_json(request, server.settings.limits.body_bytes)
     searches = adapter.read(body, server.settings.limits)
+    if PASSAGE not in served.modes:
+        searches = [
+            (dataclasses.replace(search, mode=None) if search.mode == PASSAGE else search, indices)
+            for search, indices in searches
+        ]
 
     async def search_all() -> TimedResults:
-        replies = await asyncio.gather(*(server.search(served, _with_mode(served, search)) for search, _ in searches))
+        replies = await asyncio.gather(*(server.search(served, search) for search, _ in searches))
         by_index = {
             i: result
             for (_, indices), (_, _, results) in zip(searches, replies)
@@ -326,12 +331,6 @@ async def _foreign(adapter: Adapter, server: Server, served: Served, request: Re
         return TimedResults((passages for passages, _ in in_order), (seconds for _, seconds in in_order))
 
     return adapter.write(body, await _in_time(server, request, search_all()))
-
-
-def _with_mode(served: Served, search: SearchRequest) -> SearchRequest:
-    if search.mode == PASSAGE and PASSAGE not in served.modes:
-        return dataclasses.replace(search, mode=None)
-    return search
 
 
 async def _in_time(server: Server, request: Request, work: Awaitable[Any]) -> Any:

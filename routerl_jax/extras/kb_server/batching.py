@@ -97,7 +97,9 @@ class Batcher:
         if not queries:
             return TimedResults([], [])
         if self.waiting and self.waiting + len(queries) > self._config.max_queue:
-            raise self._full()
+            seconds = min(60, max(1, math.ceil(self.waiting / self._rate))) if self._rate else 1
+            message = f"{self.waiting} queries are waiting, {self._config.max_queue} may; try again in {seconds} s"
+            raise Refusal(503, "overloaded", message, {"Retry-After": str(seconds)})
         future: asyncio.Future[TimedResults] = asyncio.get_running_loop().create_future()
         nothing = [[] for _ in queries]
         seconds, walks = [0.0] * len(queries), [Walk()] * len(queries)
@@ -109,11 +111,6 @@ class Batcher:
         self._start().set()
         self._report_queue()
         return await future
-
-    def _full(self) -> Refusal:
-        seconds = min(60, max(1, math.ceil(self.waiting / self._rate))) if self._rate else 1
-        message = f"{self.waiting} queries are waiting, {self._config.max_queue} may; try again in {seconds} s"
-        return Refusal(503, "overloaded", message, {"Retry-After": str(seconds)})
 
     def _forget(self, request: _Request) -> None:
         """Removes the waiting queries of a request that has ended (its client disconnected, or a part of it failed)."""
@@ -193,7 +190,10 @@ class Batcher:
         ):
             request, start, stop = pieces[number]
             if isinstance(results, Exception):
-                _fail(request, results)
+                if not isinstance(results, ValueError):
+                    logging.warning("a search failed: %s: %s", type(results).__name__, results)
+                if not request.future.done():
+                    request.future.set_exception(results)
                 continue
             request.results[start:stop] = [passages for passages, _, _ in results]
             request.seconds[start:stop] = [seconds for _, seconds, _ in results]
@@ -234,13 +234,6 @@ class Batcher:
     def _report_queue(self) -> None:
         if self._metrics:
             self._metrics.queue.set(self.waiting)
-
-
-def _fail(request: _Request, error: Exception) -> None:
-    if not isinstance(error, ValueError):
-        logging.warning("a search failed: %s: %s", type(error).__name__, error)
-    if not request.future.done():
-        request.future.set_exception(error)
 
 
 # --- Counters of a server, for Prometheus. ---

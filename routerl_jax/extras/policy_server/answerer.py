@@ -97,7 +97,17 @@ class AnswererModel:
     def chat(self, body: Any) -> AnswerReply:
         """The answers to a chat's last question. Raises ApiError."""
         request = read_chat(body, temperature=0.0)
-        _check(request)
+        unusable = {  # by an agent with its own protocol
+            "tools": request.tools,
+            "stop": request.generation.stops,
+            "logprobs": request.generation.logprobs,
+            "return_token_ids": request.generation.token_ids,
+            "continue_final_message": request.continue_final,
+            "chat_template_kwargs": request.template,
+        }
+        if name := next((name for name, value in unusable.items() if value), None):
+            message = f"{name}: this model answers with its own searches, and takes none"
+            raise invalid(message, name, "unsupported_parameter")
         return AnswerReply(
             loop=self._loop,
             admission=self._admission,
@@ -139,22 +149,6 @@ class AnswererModel:
         seed = request.generation.seed
         name = f"seed {seed}" if seed is not None else uuid.uuid4().hex
         return Example(id=name, question=question, answers=(), images=tuple(images))
-
-
-def _check(request: ChatRequest) -> None:
-    """Raises ApiError for fields that an agent with its own protocol can't follow."""
-    requested = {
-        "tools": request.tools,
-        "stop": request.generation.stops,
-        "logprobs": request.generation.logprobs,
-        "return_token_ids": request.generation.token_ids,
-        "continue_final_message": request.continue_final,
-        "chat_template_kwargs": request.template,
-    }
-    if name := next((name for name, value in requested.items() if value), None):
-        raise invalid(
-            f"{name}: this model answers with its own searches, and takes none", name, "unsupported_parameter"
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

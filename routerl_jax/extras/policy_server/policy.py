@@ -135,7 +135,10 @@ class ReplyBuilder:
     def take(self, delta: ChoiceDelta) -> None:
         """Adds a delta to its choice."""
         before = self.choices.get(delta.index)
-        self.choices[delta.index] = delta if before is None else _joined(before, delta)
+        if before is not None:
+            joined = {name: getattr(before, name) + getattr(delta, name) for name in _GROWS}
+            delta = dataclasses.replace(delta, **joined)
+        self.choices[delta.index] = delta
 
     def whole(self) -> dict[str, Any]:
         """The reply, when all deltas have been taken."""
@@ -245,11 +248,6 @@ class ReplyBuilder:
     def _bytes(self, token: int) -> bytes:
         table = self.tokenizer.token_bytes
         return table[token] if token < len(table) else b""
-
-
-def _joined(before: ChoiceDelta, delta: ChoiceDelta) -> ChoiceDelta:
-    joined = {name: getattr(before, name) + getattr(delta, name) for name in _GROWS}
-    return dataclasses.replace(delta, **joined)
 
 
 def _shown(token_bytes: bytes) -> str:

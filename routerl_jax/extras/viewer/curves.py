@@ -133,7 +133,13 @@ def _alarms(watch: Watch, rows: Sequence[Mapping[str, Any]]) -> list[Alarm]:
     lasting = ""
     for row in rows:
         try:
-            alarm = watch.judge(row["step"], row.get("stage", ""), _numbers(row))
+            # null stands for a value that was not finite (training.loggers)
+            numbers = {
+                name: math.nan if value is None else value
+                for name, value in row.items()
+                if value is None or _is_number(value)
+            }
+            alarm = watch.judge(row["step"], row.get("stage", ""), numbers)
         except ValueError as error:  # a bound of a metric that there isn't
             return [*alarms, Alarm(row["step"], "config.watch", str(error))]
         if alarm is not None and alarm.metric != lasting:
@@ -153,13 +159,6 @@ def _bounds(config: WatchConfig) -> dict[str, str]:
     for name, drop in config.drops.items():
         bounds.setdefault(name, []).append(f"≥ best − {drop:g}")
     return {name: ", ".join(texts) for name, texts in bounds.items()}
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """null stands for a value that was not finite (training.loggers)."""
-    return {
-        name: math.nan if value is None else value for name, value in row.items() if _is_number(value) or value is None
-    }
 
 
 def _is_number(value: Any) -> bool:
