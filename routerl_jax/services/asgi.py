@@ -100,10 +100,13 @@ def application(
         reason = busy() if busy else ""
         return json_reply({"status": reason or "ready"}, 503 if reason else 200)
 
-    guard = Middleware(TokenCheck, token=token, unguarded=_OPEN, write=written)
     return Starlette(
         routes=[*([Route("/healthz", alive), Route("/readyz", ready)] if busy else ()), *routes],
-        middleware=[guard if token else Middleware(SameSite, hosts=hosts, write=written)],
+        middleware=[
+            Middleware(TokenCheck, token=token, write=written)
+            if token
+            else Middleware(SameSite, hosts=hosts, write=written)
+        ],
         exception_handlers={Refusal: refused, 404: unknown_path, 405: wrong_method},
         lifespan=lifespan,
     )
@@ -223,25 +226,18 @@ def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 
 class TokenCheck:
-    """Middleware that admits requests with the token, and all requests to some paths.
+    """Middleware that admits requests with the token, and all requests to the paths of health and of the first page.
 
     Args:
       token: the token that clients send as `Authorization: Bearer TOKEN`.
-      unguarded: paths that need no token.
       write: makes the JSON of a refusal.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        token: str,
-        unguarded: frozenset[str],
-        write: Callable[[Refusal], Any] = Refusal.body,
-    ) -> None:
-        self.app, self._expected, self._unguarded, self._write = app, f"Bearer {token}".encode(), unguarded, write
+    def __init__(self, app: ASGIApp, token: str, write: Callable[[Refusal], Any]) -> None:
+        self.app, self._expected, self._write = app, f"Bearer {token}".encode(), write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._unguarded:
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
             authorization = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
             if not hmac.compare_digest(authorization, self._expected):
                 message = "this server wants a token: Authorization: Bearer TOKEN"
