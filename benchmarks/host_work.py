@@ -40,7 +40,7 @@ from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.programs import DecodeOutputs
 from routerl_jax.engine.rows import Placement
 from routerl_jax.engine.streams import Stream
-from routerl_jax.extras.compile_check.chips import CHIPS
+from routerl_jax.extras.compile_check.roofline import CHIPS
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.pretrained import resolve

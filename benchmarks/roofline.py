@@ -32,9 +32,8 @@ from benchmarks.accelerator_limits import memory_rate, timed
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.extras.compile_check.chips import Chip
 from routerl_jax.extras.compile_check.hlo_costs import Costs, count
-from routerl_jax.extras.compile_check.roofline import Estimate, estimate
+from routerl_jax.extras.compile_check.roofline import Chip, Estimate, estimate
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.losses import token_weights

@@ -29,8 +29,7 @@ from launch.command import read_config, start
 from launch.command import run_schemas as schemas
 
 if TYPE_CHECKING:
-    from routerl_jax.extras.compile_check.check import ProgramReport, Report
-    from routerl_jax.extras.compile_check.layout_search import Choice
+    from routerl_jax.extras.compile_check.check import Choice, ProgramReport, Report
 
 FLAGS = flags.FLAGS
 
@@ -53,8 +52,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.extras.compile_check.check import check
 
     if FLAGS.search:
-        from routerl_jax.extras.compile_check.chips import compiler
-        from routerl_jax.extras.compile_check.layout_search import search
+        from routerl_jax.extras.compile_check.check import compiler, search
 
         ranked = search(config, FLAGS.topology)
         if FLAGS.json:

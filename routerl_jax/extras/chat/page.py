@@ -18,8 +18,7 @@ from routerl_jax.core.packages import needs
 from routerl_jax.evaluation.records import PictureFiles, episode_record, turn_record
 from routerl_jax.extras.chat.session import Chat, Exchange
 from routerl_jax.extras.policy_server.answerer import sources
-from routerl_jax.extras.viewer.app import page_app, picture_reply
-from routerl_jax.extras.viewer.details import page_data, picture_of
+from routerl_jax.extras.viewer.app import page_app, page_data, picture_of, picture_reply
 from routerl_jax.knowledge.base import query_text
 from routerl_jax.models.images import image_bytes, is_data
 from routerl_jax.services.asgi import (

@@ -179,7 +179,7 @@ _ROW = np.dtype(
         ("datasets", "i4"),  # which set of them
     ]
 )
-_BITS = 63  # knowledge bases that have a bit of their own; further ones share the last
+LAST_BIT = 63  # knowledge bases that have a bit of their own; further ones share the last
 
 K = TypeVar("K", bound=Hashable)
 
@@ -287,7 +287,7 @@ class Index:
 
     def bits(self, names: Iterable[str]) -> np.uint64:
         """The bits of these knowledge bases in the column `kbs`. Names that no episode has searched have none."""
-        numbers = [min(self.kbs.find(name), _BITS) for name in names if self.kbs.find(name) >= 0]
+        numbers = [min(self.kbs.find(name), LAST_BIT) for name in names if self.kbs.find(name) >= 0]
         return np.uint64(sum(1 << number for number in set(numbers)))
 
     def _append(self, location: Location, summary: Summary, answer: str | None) -> None:
@@ -296,7 +296,7 @@ class Index:
             self._rows = np.concatenate([self._rows, np.zeros(row, _ROW)])
         question = self.questions.number((summary.question, summary.text))
         file = self.files.number(str(location.path))
-        numbers = [min(self.kbs.number(name), _BITS) for name in sorted(summary.kbs)]
+        numbers = [min(self.kbs.number(name), LAST_BIT) for name in sorted(summary.kbs)]
         self._rows[row] = (
             True,
             location.run,
