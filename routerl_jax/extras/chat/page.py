@@ -106,9 +106,11 @@ class _Page:
             while (moment := await moments.get()) is not None:
                 if moments.empty():
                     turns = [turn_record(turn, name) for turn in moment.turns]
-                    yield self._reply_state(
-                        key, {**header, "turns": turns, "prediction": None}, going=True, **_present_step(moment)
-                    )
+                    record = {**header, "turns": turns, "prediction": None}
+                    step: dict[str, Any] = {"writing": moment.writing}
+                    if (request := moment.searching) is not None:
+                        step = {"searching": {"tool": request.tool, "query": query_text(request.query)}}
+                    yield self._reply_state(key, record, going=True, **step)
             error = future.exception()
             if error is not None:
                 yield {"error": f"{type(error).__name__}: {error}"}
@@ -124,13 +126,6 @@ class _Page:
         while len(self.replies) > _KEPT:
             self.replies.popitem(last=False)
         return {"key": key, **page_data(record)[0], **more}
-
-
-def _present_step(moment: Progress) -> dict[str, Any]:
-    request = moment.searching
-    if request is None:
-        return {"writing": moment.writing}
-    return {"searching": {"tool": request.tool, "query": query_text(request.query)}}
 
 
 def create_app(chat: Chat, hosts: Collection[str] = LOOPBACK) -> Starlette:

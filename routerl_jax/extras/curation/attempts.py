@@ -132,17 +132,18 @@ class Teacher:
     async def _search(self, actions: Sequence[Action], example: Example, attempt: Attempt) -> tuple[Document, ...]:
         """The documents that the retrievers find, retriever by retriever."""
         attempt.searches += len(actions)
+
+        def query(action: Action) -> Query:
+            return with_picture(action.query, example.images) if action.tool in self.config.sees else action.query
+
         calls = await asyncio.gather(
-            *(self.services.search(a.tool, self._query(a, example), self.config.k) for a in actions)
+            *(self.services.search(action.tool, query(action), self.config.k) for action in actions)
         )
         for call in calls:
             if call.error is not None:
                 raise AttemptFailed("search failed", f"{call.tool}: {call.error}")
         max_chars = self.config.max_document
         return tuple(document_of(call.tool, passage, max_chars) for call in calls for passage in call.passages)
-
-    def _query(self, action: Action, example: Example) -> Query:
-        return with_picture(action.query, example.images) if action.tool in self.config.sees else action.query
 
     async def _reply(self, kind: Kind, prompt: StepPrompt, example: Example, number: int, attempt: Attempt) -> Action:
         return (await self._replies(kind, prompt, example, number, attempt))[0]
@@ -153,9 +154,12 @@ class Teacher:
         """The actions in the model's reply. If it can't be read, the model is told why and asked again."""
         request = prompt
         for retry in range(self.config.retries + 1):
-            actions = self._read(
-                kind, await self._ask(kind, request, example, number + retry * self.config.attempts, attempt)
-            )
+            reply = await self._ask(kind, request, example, number + retry * self.config.attempts, attempt)
+            text = without_thinking(reply)  # a reasoning model's thoughts may hold drafts with tags
+            if kind == "route":
+                actions = parse_routes(self.protocol, text, self.config.candidates)
+            else:
+                actions = [self.protocol.answers.parse(text)]
             if actions[0].kind != "invalid":
                 return actions
             request = self.protocol.again(prompt, actions[0].error)
@@ -175,13 +179,6 @@ class Teacher:
             temperature=self.config.temperature,
             sample=sample,
         )
-
-    def _read(self, kind: Kind, text: str) -> list[Action]:
-        """The actions in a reply, without a reasoning model's thoughts, which may hold drafts with tags."""
-        text = without_thinking(text)
-        if kind == "route":
-            return parse_routes(self.protocol, text, self.config.candidates)
-        return [self.protocol.answers.parse(text)]
 
 
 def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:

@@ -345,8 +345,13 @@ class _Maker:
         row = None
         try:
             page = await self._page(concept)
-            question = await self._question(concept, page, attempt, broken)
-            row = self._row(concept, page, question, await self._kind(question, attempt, broken))
+            prompt = question_prompt(concept.name, page.title, page.text[: self.config.max_page])
+            chat = [Message(role="user", content=prompt, images=(page.image,))]
+            question = await self._first(
+                lambda reply: read_question(reply, concept.names), chat, attempt, broken, explain=True
+            )
+            chat = [Message(role="user", content=kind_prompt(question.question, question.answer))]
+            row = self._row(concept, page, question, await self._first(read_kind, chat, attempt, broken))
             broken.append("accepted")
         except AttemptFailed as reason:
             attempt.outcome, attempt.detail = reason.outcome, str(reason)
@@ -369,15 +374,6 @@ class _Maker:
             raise AttemptFailed("no picture", f"{len(call.passages)} passages, none with a picture and a text")
         return page
 
-    async def _question(self, concept: Concept, page: Passage, attempt: Attempt, broken: list[str]) -> QuestionAnswer:
-        prompt = question_prompt(concept.name, page.title, page.text[: self.config.max_page])
-        chat = [Message(role="user", content=prompt, images=(page.image,))]
-        return await self._first(lambda reply: read_question(reply, concept.names), chat, attempt, broken, explain=True)
-
-    async def _kind(self, question_answer: QuestionAnswer, attempt: Attempt, broken: list[str]) -> str:
-        chat = [Message(role="user", content=kind_prompt(question_answer.question, question_answer.answer))]
-        return await self._first(read_kind, chat, attempt, broken)
-
     async def _first(
         self,
         read: Callable[[str], T],
@@ -388,22 +384,19 @@ class _Maker:
         explain: bool = False,
     ) -> T:
         """What is read in the first reply that keeps the rules. With `explain`, the model is told which one a reply broke."""
-        for number in range(self.config.attempts):
-            reply = await self._ask(chat, attempt, number)
+        config = self.config
+        options: dict[str, Any] = {"max_tokens": config.max_tokens, "temperature": config.temperature}
+        for number in range(config.attempts):
+            reply = without_thinking(await model_reply(self.services, chat, attempt, **options, sample=number))
             try:
                 return read(reply)
             except AttemptFailed as reason:
                 broken.append(reason.outcome)
-                if number + 1 == self.config.attempts or reason.outcome == "not shown":
+                if number + 1 == config.attempts or reason.outcome == "not shown":
                     raise
                 told = Message(role="user", content=retry_prompt(str(reason)))
             chat = [*chat, Message(role="assistant", content=reply), told] if explain else chat
         raise AssertionError("the last reply is read or raises")
-
-    async def _ask(self, chat: Sequence[Message], attempt: Attempt, number: int) -> str:
-        config = self.config
-        options: dict[str, Any] = {"max_tokens": config.max_tokens, "temperature": config.temperature}
-        return without_thinking(await model_reply(self.services, chat, attempt, **options, sample=number))
 
     def _row(self, concept: Concept, page: Passage, question_answer: QuestionAnswer, kind: str) -> dict[str, Any]:
         """The question as a row in FlashRAG's form."""

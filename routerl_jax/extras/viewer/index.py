@@ -527,7 +527,13 @@ def read_filter(pairs: Sequence[tuple[str, str]]) -> Filter:
         elif name in _ONE:
             single[name] = value
         elif column in RANGES and end in ("min", "max"):
-            bounds.setdefault(column, [-math.inf, math.inf])[end == "max"] = _bound(name, value)
+            try:
+                bound = float(value)
+            except ValueError:
+                bound = math.nan
+            if math.isnan(bound):
+                raise ValueError(f"{name}={value!r} is no number")
+            bounds.setdefault(column, [-math.inf, math.inf])[end == "max"] = bound
         else:
             ends = [f"{column}_{end}" for column in RANGES for end in ("min", "max")]
             raise ValueError(f"there is no filter {name!r}; there are: {', '.join((*_MANY, *_ONE, *ends))}")
@@ -539,16 +545,6 @@ def read_filter(pairs: Sequence[tuple[str, str]]) -> Filter:
     single["limit"] = min(single.get("limit", 100), _LIMIT)
     ranges = {column: (least, most) for column, (least, most) in bounds.items()}
     return Filter(**{name: tuple(values) for name, values in multiple.items()}, ranges=ranges, **single)
-
-
-def _bound(name: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if math.isnan(number):
-        raise ValueError(f"{name}={value!r} is no number")
-    return number
 
 
 def whole_number(name: str, value: str) -> int:
