@@ -49,6 +49,24 @@ class Address:
     shutdown_seconds: Count = 30
 
 
+class Refusal(Exception):
+    """A request is answered with an error.
+
+    Attributes:
+      status: the HTTP status.
+      kind: the error's type, a fixed word that programs may compare with.
+      headers: headers of the reply, such as Retry-After.
+    """
+
+    def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.headers = status, kind, dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the reply."""
+        return {"error": {"type": self.kind, "message": str(self)}}
+
+
 # --- the application ---
 
 
@@ -60,7 +78,7 @@ def application(
     hosts: Collection[str] = LOOPBACK,
     busy: Callable[[], str] | None = None,
     hint: str = "",
-    write: Callable[[Refusal], Any] | None = None,
+    write: Callable[[Refusal], Any] = Refusal.body,
 ) -> Starlette:
     """The application of a server. Endpoints raise Refusal, which becomes the reply.
 
@@ -70,16 +88,15 @@ def application(
       busy: gives the reason why no further request should be sent to this server, "" if there is none. With it there are
         /healthz (the server is alive) and /readyz.
       hint: what can be asked, for requests to an unknown path.
-      write: makes the JSON of a refusal; default: `Refusal.body`.
+      write: makes the JSON of a refusal.
     """
     with needs("serving", "serve"):
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
         from starlette.routing import Route
-    written = write or Refusal.body
 
     def reply(refusal: Refusal) -> Response:
-        return json_reply(written(refusal), refusal.status, refusal.headers)
+        return json_reply(write(refusal), refusal.status, refusal.headers)
 
     async def refused(request: Request, error: Any) -> Response:
         return reply(error)
@@ -100,34 +117,15 @@ def application(
         reason = busy() if busy else ""
         return json_reply({"status": reason or "ready"}, 503 if reason else 200)
 
+    guard = Middleware(TokenCheck, token=token, write=write)
+    if not token:
+        guard = Middleware(SameSite, hosts=hosts, write=write)
     return Starlette(
         routes=[*([Route("/healthz", alive), Route("/readyz", ready)] if busy else ()), *routes],
-        middleware=[
-            Middleware(TokenCheck, token=token, write=written)
-            if token
-            else Middleware(SameSite, hosts=hosts, write=written)
-        ],
+        middleware=[guard],
         exception_handlers={Refusal: refused, 404: unknown_path, 405: wrong_method},
         lifespan=lifespan,
     )
-
-
-class Refusal(Exception):
-    """A request is answered with an error.
-
-    Attributes:
-      status: the HTTP status.
-      kind: the error's type, a fixed word that programs may compare with.
-      headers: headers of the reply, such as Retry-After.
-    """
-
-    def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.kind, self.headers = status, kind, dict(headers or {})
-
-    def body(self) -> dict[str, Any]:
-        """The JSON of the reply."""
-        return {"error": {"type": self.kind, "message": str(self)}}
 
 
 @contextlib.contextmanager
