@@ -119,7 +119,7 @@ def main(_: Sequence[str]) -> None:
 
 
 def _is_figure(report: str | None) -> bool:
-    from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES
+    from routerl_jax.extras.comparison.papers.figure import PAPER_FIGURES
 
     return report is not None and report in PAPER_FIGURES
 
@@ -154,7 +154,7 @@ def _help() -> None:
     """Prints the possible values of --agents, --benchmarks and --report."""
     from routerl_jax.core.console import print_listing
     from routerl_jax.extras.comparison import agents, benchmarks
-    from routerl_jax.extras.comparison.papers import known, table
+    from routerl_jax.extras.comparison.papers import figure, table
 
     rows_of_benchmarks = benchmarks.listing()
     benchmark_headings = ("name", "paper", "knowledge bases", "", "licence")
@@ -165,7 +165,7 @@ def _help() -> None:
         # a table of its own: as a column it would be a finger wide
         ("benchmarks", "where the data are had", ("name", ""), [(row[0], row[-1]) for row in rows_of_benchmarks]),
         ("report", "tables", table_headings, table.listing(list(benchmarks.BENCHMARKS))),
-        ("report", "figures", known.FIGURE_HEADINGS, known.listing()),
+        ("report", "figures", figure.FIGURE_HEADINGS, figure.listing()),
     ]
     for name, title, headings, rows in listings:
         if "help" in (getattr(FLAGS, name) or ()):

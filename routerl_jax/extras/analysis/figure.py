@@ -72,10 +72,10 @@ def table(
     axis.set_title(heading)
 
 
-def errors(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """How far the intervals of EM reach below and above it."""
-    below = [max(row["em"] - row["em_interval"][0], 0) for row in rows]
-    return [below, [max(row["em_interval"][1] - row["em"], 0) for row in rows]]
+def errors(rows: Sequence[Mapping[str, Any]], metric: str = "em") -> list[list[float]]:
+    """How far the intervals of a metric reach below and above it."""
+    ends = [(row[metric], *row[f"{metric}_interval"]) for row in rows]
+    return [[max(mean - low, 0) for mean, low, _ in ends], [max(high - mean, 0) for mean, _, high in ends]]
 
 
 def downwards(axis: Any, names: int = 0) -> None:

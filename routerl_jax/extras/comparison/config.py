@@ -11,7 +11,7 @@ from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark
 from routerl_jax.extras.comparison.captions import CaptionConfig
-from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES
+from routerl_jax.extras.comparison.papers.figure import PAPER_FIGURES
 from routerl_jax.extras.comparison.papers.table import PAPER_TABLES
 from routerl_jax.rewards.metrics import NORMALIZERS
 from routerl_jax.training.config import (
