@@ -19,21 +19,13 @@ from routerl_jax.extras.baselines.known import BASELINES
 from routerl_jax.extras.baselines.registry import Entry, baseline_agents
 from routerl_jax.extras.baselines.registry import listing as baseline_listing
 from routerl_jax.extras.comparison.config import ComparisonConfig
+from routerl_jax.extras.comparison.papers.table import PAPERS
 from routerl_jax.models.lora import digest
 from routerl_jax.recipes.recipe import RECIPES, AgentConfig
 from routerl_jax.services.policy import ChatModel
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.load import load_config, load_policy
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, make_engine
-
-_PAPERS = {
-    "mmsearch_r1": "2506.20670",
-    "r1_router": "2505.22095",
-    "r1_searcher": "2503.05592",
-    "routerag": "2512.09487",
-    "search_r1": "2503.09516",
-    "vrag_rl": "2505.22019",
-}
 
 
 class Inapplicable(ValueError):
@@ -61,7 +53,8 @@ class AgentRow:
 def listing() -> list[tuple[str, str, str, str]]:
     """(name, paper, what it needs, description) of everything that config.agents may name."""
     about = "the agent of this recipe, prompted"
-    recipes = [(name, _PAPERS.get(name, ""), "knowledge bases", about) for name in RECIPES]
+    papers = {"search_r1": "2503.09516"} | {recipe: file["paper"] for recipe, file in PAPERS.items()}
+    recipes = [(name, papers.get(name, ""), "knowledge bases", about) for name in RECIPES]
     run = (
         "DIRECTORY",
         "",
