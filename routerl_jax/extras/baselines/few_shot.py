@@ -13,16 +13,8 @@ from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Message, Passage
 from routerl_jax.data.trajectories import document_of
+from routerl_jax.extras.baselines.baseline import WORKED, WORKED_FILE, WorkedExample
 from routerl_jax.extras.baselines.registry import baseline
-from routerl_jax.extras.baselines.worked import (
-    SIZE,
-    WORKED,
-    WORKED_PAGES,
-    PageLook,
-    PageSearch,
-    WorkedExample,
-    WorkedPages,
-)
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
@@ -153,6 +145,47 @@ class FewShotMMSearch(MMSearchAgent):
             text = "".join(part for part in parts if isinstance(part, str))
             chat.append(Message(role="assistant" if written else "user", content=text))
         return chat
+
+
+SIZE = (896, 1148)  # pixels of the pages, wide and high: multiples of 28, as Qwen2.5-VL's image tokens need
+
+
+@dataclasses.dataclass(frozen=True)
+class PageSearch:
+    """A search, and what the page shows that it finds."""
+
+    thought: str
+    query: str
+    shows: str
+
+
+@dataclasses.dataclass(frozen=True)
+class PageLook:
+    """A closer look at the page shown last. `box` is left, top, right, bottom as shares of its sides."""
+
+    thought: str
+    box: tuple[float, float, float, float]
+    shows: str
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkedPages:
+    """A question with its steps, and the thought before its answer."""
+
+    question: str
+    steps: tuple[PageSearch | PageLook, ...]
+    thought: str
+    answer: str
+
+
+def _page_step(thought: str, shows: str, query: str = "", box: Sequence[float] = ()) -> PageSearch | PageLook:
+    return PageSearch(thought, query, shows) if query else PageLook(thought, (box[0], box[1], box[2], box[3]), shows)
+
+
+WORKED_PAGES = tuple(
+    WorkedPages(**{**worked, "steps": tuple(_page_step(**step) for step in worked["steps"])})
+    for worked in WORKED_FILE["pages"]
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,14 +11,15 @@ from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import NO_TOOL, between, one_line
 from routerl_jax.core.types import Action, Episode, Example, Passage, Query
 from routerl_jax.extras.baselines.baseline import (
-    SENTENCE_ENDS,
+    WORKED,
     Baseline,
     ChatPrompt,
     SearchResults,
+    WorkedExample,
     answered,
+    chains,
     concluded,
-    first_sentence,
-    is_reasoning,
+    examples,
     last_line,
     reply_text,
     short,
@@ -27,12 +28,13 @@ from routerl_jax.extras.baselines.baseline import (
 from routerl_jax.extras.baselines.registry import baseline
 from routerl_jax.extras.baselines.routing import chosen, described
 from routerl_jax.extras.baselines.vanilla_rag import READ, THINK
-from routerl_jax.extras.baselines.worked import WORKED, WorkedExample, chains, examples
 from routerl_jax.knowledge.base import with_picture
 
 # --- IRCoT: alternates between retrieval and chain of thought (Trivedi et al., arXiv 2212.10509). ---
 
 
+# Ends of sentences. There are only four, because endpoints take no more stop strings.
+SENTENCE_ENDS = (". ", ".\n", "? ", "\n")
 READ_AND_THINK = f"Answer the question from the documents and what you know. {THINK}"
 
 
@@ -105,6 +107,18 @@ class IRCoT(Baseline):
         if self.reader == "cot":
             return await self.think(self.begin(example, llm, request), llm)
         return await self.answer(example, llm, request)
+
+
+def first_sentence(text: str) -> str:
+    """The text up to the first end of a sentence, including its stop; the whole text if there is none."""
+    ends = [at + len(end.rstrip()) for end in SENTENCE_ENDS if (at := text.strip().find(end)) >= 0]
+    return text.strip()[: min(ends)].strip() if ends else text.strip()
+
+
+def is_reasoning(sentence: str) -> bool:
+    """True if a sentence draws a conclusion or calculates, and states no new fact. IRCoT's code does not search for these."""
+    begins = sentence.lower().startswith(("thus ", "thus,", "so ", "so,", "that is,", "therefore", "hence"))
+    return begins or re.search(r"\d [+-] \d[\d,.]* = \d", sentence) is not None
 
 
 # --- Iter-RetGen: the reply of each round is part of the next query (Shao et al., arXiv 2305.15294). ---
@@ -548,10 +562,7 @@ class OmniSearch(Baseline):
                 query: Query = action.query
                 if action.tool in self.sees and example.images:
                     query = with_picture(action.query, example.images)
-                results = SearchResults((await tools[action.tool].search(query, self.k),))
-                observation = results.failure or " ".join(
-                    f"({n}) {p.title}: {p.text}" for n, p in enumerate(results.passages, 1)
-                )
+                observation = found_text(SearchResults((await tools[action.tool].search(query, self.k),)))
             mark = " " if text.endswith("Found:") else "\nFound: "
             if not self.tell(chat, llm, turn, f"{mark}{one_line(observation, ())}\n"):
                 break

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.extras.baselines.few_shot import FewShot, demonstration, few_shot
+from routerl_jax.extras.baselines.baseline import WORKED
+from routerl_jax.extras.baselines.few_shot import SIZE, WORKED_PAGES, FewShot, demonstration, few_shot
 from routerl_jax.extras.baselines.registry import baseline_agents
 from routerl_jax.extras.baselines.rounds import OmniSearch
 from routerl_jax.extras.baselines.routing import SKR, CogPlanner, UniversalRAG, chosen
 from routerl_jax.extras.baselines.vanilla_rag import HippoRAGReader, SuRe, listed
-from routerl_jax.extras.baselines.worked import SIZE, WORKED, WORKED_PAGES
 from routerl_jax.models.regions import RegionRule
 from tests import tiny
 from tests.extras.baselines.playing import EXAMPLE, played, with_template
