@@ -1,16 +1,85 @@
-"""CR-Planner, call by call: what is proposed, what the critic takes, which document stays, when it ends."""
-
-from __future__ import annotations
-
-from typing import Any
+"""Baselines that decide whether to search, and where, call by call, with scripted policies."""
 
 import pytest
 
-from routerl_jax.extras.baselines.routing import CRPlanner
-from tests.extras.baselines.playing import EXAMPLE, played
+from routerl_jax.extras.baselines.routing import SKR, CogPlanner, CRPlanner, UniversalRAG, chosen
+from tests.extras.baselines.playing import BARE, BOTH, Q, kinds, played
 
-Q = EXAMPLE.question
-BARE: dict[str, Any] = {"instruct": False}
+# --- SKR ---
+
+
+ODD = ("Perhaps\n", "It has no date, so yes.\n", "<think>no, wait\n")
+
+
+@pytest.mark.parametrize(
+    ("said", "searches"),
+    [("No, I know it.\n", 0), ("No: yes or no is no help\n", 0), (" Yes\n", 1), *((said, 1) for said in ODD)],
+)
+def test_skr_searches_where_the_policy_needs_it(said, searches):
+    found = played(SKR(k=2, **BARE), said, "Mary\n")
+    assert found.asked == [("text", Q, 2)] * searches
+    assert ("Documents:" in found.chats[1]) == bool(searches)
+    assert found.episode.answer == "Mary"
+    assert kinds(found.episode) == ["invalid" if said in ODD else "search", "answer"]
+
+
+# --- UniversalRAG ---
+
+
+def test_universal_rag_asks_the_knowledge_base_that_it_names():
+    agent = UniversalRAG(k=2, about={"table": "tables of countries"})
+    found = played(agent, "The Table, I think.\n", "Mary\n", tools=BOTH)
+    assert found.asked == [("table", Q, 2)]
+    assert "- text\n- table: tables of countries" in found.chats[0]
+    assert found.episode.answer == "Mary"
+    assert [turn.action and turn.action.tool for turn in found.episode.turns] == ["table", ""]
+
+
+def test_universal_rag_answers_directly_or_asks_the_first():
+    none = played(UniversalRAG(**BARE), " none\n", "Mary\n", tools=BOTH)
+    assert (none.asked, none.episode.answer) == ([], "Mary")
+    assert none.chats[1] == f"Question: {Q}\nAnswer:Mary\n"
+    odd = played(UniversalRAG(k=1, **BARE), " what?\n", "Mary\n", tools=BOTH)
+    assert (odd.asked, kinds(odd.episode)) == ([("text", Q, 1)], ["invalid", "answer"])
+
+
+def test_names_are_read_whole():
+    assert chosen("text_image.", ("text", "text_image")) == "text_image"
+    assert chosen("context or tables", ("text", "table")) is None
+    assert chosen("None of them", ("text",)) == "none"
+
+
+# --- CogPlanner ---
+
+
+def test_cogplanner_plans_until_nothing_is_missing():
+    turns = ("who wrote it\n", " table\n", "her mother\n", " text\n", "none\n", "Mary\n")
+    found = played(CogPlanner(k=1, **BARE), *turns, tools=BOTH)
+    assert found.asked == [("table", "who wrote it", 1), ("text", "her mother", 1)]
+    assert found.chats[0] == f"Question: {Q}\nQuery:who wrote it\n"
+    assert found.chats[1] == f"Question: {Q}\nQuery: who wrote it\nKnowledge base: table\n"
+    assert found.chats[2].startswith("Found so far:\n[1] table1: <table1 on who wrote it>\n\nQuestion: ")
+    everything = "[1] table1: <table1 on who wrote it>\n[2] text1: <text1 on her mother>"
+    assert found.chats[5] == f"Documents:\n{everything}\n\nQuestion: {Q}\nAnswer:Mary\n"
+    assert [turn.asked for turn in found.episode.turns] == ["query", "route", "query", "route", "query", ""]
+    assert found.episode.answer == "Mary"
+
+
+def test_cogplanner_stops_at_its_limit_and_where_a_choice_is_unread():
+    spent = played(CogPlanner(k=1, rounds=1, **BARE), "a\n", "text\n", "Mary\n", tools=BOTH)
+    assert (len(spent.asked), spent.episode.answer) == (1, "Mary")
+    odd = played(CogPlanner(k=1, **BARE), "a\n", "nowhere\n", "Mary\n", tools=BOTH)
+    assert (odd.asked, kinds(odd.episode)) == ([], [None, "invalid", "answer"])
+
+
+def test_cogplanner_in_parallel_takes_both_from_one_reply():
+    turns = ("Query: a\nKnowledge base: table", "Query: b\nKnowledge base: none", "Mary\n")
+    found = played(CogPlanner(k=1, modelling="parallel", **BARE), *turns, tools=BOTH)
+    assert found.asked == [("table", "a", 1)]
+    assert found.episode.answer == "Mary"
+
+
+# --- CR-Planner ---
 
 
 def asked_for(episode):
