@@ -13,10 +13,7 @@ from routerl_jax.evaluation.paired import Record, by_question, record_cost, reco
 from routerl_jax.rewards.metrics import f1
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
-CURVES = (
-    "reward/total",
-    "rollout/searched_rate",
-)  # metrics of sampled attempts by which runs are compared over their steps
+CURVES = ("reward/total", "rollout/searched_rate")  # of sampled attempts; runs are compared by them over their steps
 _BINS = 4  # bins of tokens
 
 

@@ -150,21 +150,18 @@ class FewShotMMSearch(MMSearchAgent):
 SIZE = (896, 1148)  # pixels of the pages, wide and high: multiples of 28, as Qwen2.5-VL's image tokens need
 
 
-@dataclasses.dataclass(frozen=True)
-class PageSearch:
-    """A search, and what the page shows that it finds."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PageStep:
+    """A search, and what the page shows that it finds; or a closer look at the page shown last.
+
+    Attributes:
+      query: the query; "" for a closer look.
+      box: where it looks: left, top, right, bottom as shares of the page's sides.
+    """
 
     thought: str
-    query: str
-    shows: str
-
-
-@dataclasses.dataclass(frozen=True)
-class PageLook:
-    """A closer look at the page shown last. `box` is left, top, right, bottom as shares of its sides."""
-
-    thought: str
-    box: tuple[float, float, float, float]
+    query: str = ""
+    box: Sequence[float] = ()
     shows: str
 
 
@@ -173,17 +170,13 @@ class WorkedPages:
     """A question with its steps, and the thought before its answer."""
 
     question: str
-    steps: tuple[PageSearch | PageLook, ...]
+    steps: tuple[PageStep, ...]
     thought: str
     answer: str
 
 
-def _page_step(thought: str, shows: str, query: str = "", box: Sequence[float] = ()) -> PageSearch | PageLook:
-    return PageSearch(thought, query, shows) if query else PageLook(thought, (box[0], box[1], box[2], box[3]), shows)
-
-
 WORKED_PAGES = tuple(
-    WorkedPages(**{**worked, "steps": tuple(_page_step(**step) for step in worked["steps"])})
+    WorkedPages(**{**worked, "steps": tuple(PageStep(**step) for step in worked["steps"])})
     for worked in WORKED_FILE["pages"]
 )
 
@@ -217,18 +210,16 @@ class FewShotVRAG(VRAGAgent):
     def worked(self, shot: WorkedPages) -> list[Message]:
         """A worked question as messages; [] if the agent has not enough turns or searches for it."""
         steps = shot.steps if self.looks else _without_looks(shot.steps)
-        searches = sum(isinstance(step, PageSearch) for step in steps)
+        searches = sum(bool(step.query) for step in steps)
         if len(steps) + 1 > self.max_turns or searches > self.search_budget:
             return []
-        turns: list[tuple[str, str]] = []
+        chat = [Message(role="user", content=f"Question: {shot.question}")]
         for step in steps:
-            if isinstance(step, PageSearch):
+            if step.query:
                 written, item = self.form.write_search(step.thought, step.query, self.tool), "A page"
             else:
-                written, item = self.form.write_look(step.thought, self._box(step)), "That part, enlarged"
-            turns.append((written, self._in_words(item, step.shows)))
-        chat = [Message(role="user", content=f"Question: {shot.question}")]
-        for written, observation in turns:
+                written, item = self.form.write_look(step.thought, self._box(step.box)), "That part, enlarged"
+            observation = self._in_words(item, step.shows)
             chat += [Message(role="assistant", content=written), Message(role="user", content=observation)]
         return [*chat, Message(role="assistant", content=self.form.write_answer(shot.thought, shot.answer))]
 
@@ -239,17 +230,17 @@ class FewShotVRAG(VRAGAgent):
         pixels = f", of {SIZE[0]} x {SIZE[1]} pixels" if item == "A page" and not self.regions.box_scale else ""
         return f"({item}{pixels}, which shows {shows})"
 
-    def _box(self, step: PageLook) -> list[int]:
+    def _box(self, box: Sequence[float]) -> list[int]:
         """The box as this agent's policy writes boxes."""
         wide, high = [self.regions.box_scale or side for side in SIZE]
-        return [round(share * side) for share, side in zip(step.box, (wide, high, wide, high))]
+        return [round(share * side) for share, side in zip(box, (wide, high, wide, high))]
 
 
-def _without_looks(steps: Sequence[PageSearch | PageLook]) -> list[PageSearch | PageLook]:
+def _without_looks(steps: Sequence[PageStep]) -> list[PageStep]:
     """The searches alone. What a closer look would show is added to its page."""
-    merged: list[PageSearch | PageLook] = []
+    merged: list[PageStep] = []
     for step in steps:
-        if isinstance(step, PageSearch):
+        if step.query:
             merged.append(step)
         else:
             merged[-1] = dataclasses.replace(merged[-1], shows=f"{merged[-1].shows} In detail: {step.shows}")

@@ -111,12 +111,11 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
             f"{config.chat_model.model!r}): leave it out, or give config.model.path"
         )
     agents = baseline_agents(name, tools, settings)
-    if row and len(tools) == 1 and name in agents:
-        agents = {row: agents[name]}
-    elif row and row not in agents:
-        raise Inapplicable(f"agent {row!r}: of {name!r} there is {', '.join(agents)}")
-    elif row:
-        agents = {row: agents[row]}
+    if row:
+        made = name if len(tools) == 1 and name in agents else row
+        if made not in agents:
+            raise Inapplicable(f"agent {row!r}: of {name!r} there is {', '.join(agents)}")
+        agents = {row: agents[made]}
     rows = []
     for key, agent in agents.items():
         agent = with_common_settings(agent, config, settings)

@@ -52,9 +52,8 @@ class ComparisonConfig:
     metrics: tuple[str, ...] = ("em", "f1")
     normalizer: str = "search_r1"  # rewards.metrics.NORMALIZERS
     reference: str = ""  # the agent that all others are tested against; empty: every pair of agents is tested
-    papers: tuple[
-        str, ...
-    ] = ()  # tables of papers in the report (extras.comparison.papers), such as r1_searcher.table2
+    # tables of papers in the report (extras.comparison.papers), such as r1_searcher.table2
+    papers: tuple[str, ...] = ()
     # further agents, by the rows of the papers' tables that they fill: {"grpo": "runs/a", "reinforce_pp": "runs/b"}
     rows: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # directories of other comparisons (of another policy, corpus or encoder) whose rows are added to the papers' tables
