@@ -135,6 +135,10 @@ class Baseline(Agent):
         """The question after its pictures. Chat marks in its text are made plain text."""
         return llm.image_marker * len(example.images) + llm.tokenizer.plain(example.question)
 
+    def asking(self, example: Example, llm: LLM, task: str, cue: str = "Answer:", begun: str = "") -> ChatPrompt:
+        """A prompt with the question alone."""
+        return ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}", cue=cue, begun=begun)
+
     # --- documents ---
 
     async def search(self, tools: Tools, query: str, k: int = 0) -> SearchResults:

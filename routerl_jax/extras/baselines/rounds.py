@@ -76,8 +76,7 @@ class IRCoT(Baseline):
         collected: dict[tuple[str, str], Passage] = {}
         sentences: list[str] = []
         query, searched, failure = example.question, "", ""
-        question = f"Question: {self.question(example, llm)}"
-        chain = ChatPrompt(task=f"{READ_AND_THINK}{chains(self.shots)}", text=question, cue="Answer:")
+        chain = self.asking(example, llm, f"{READ_AND_THINK}{chains(self.shots)}")
         for step in range(1, self.max_steps + 1):
             if query != searched:
                 results = await self.search(tools, query)
@@ -149,8 +148,7 @@ class IterRetGen(Baseline):
     shots: int = 4
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        query, question = example.question, f"Question: {self.question(example, llm)}"
-        prompt = ChatPrompt(task=f"{READ_AND_THINK}{chains(self.shots)}", text=question, cue="Answer:")
+        query, prompt = example.question, self.asking(example, llm, f"{READ_AND_THINK}{chains(self.shots)}")
         for _ in range(self.rounds - 1):
             results = await self.search(tools, query)
             request = self.reading(example, llm, results.passages, prompt, results.failure)
@@ -239,9 +237,8 @@ class SelfAsk(Baseline):
 
     def request(self, example: Example, llm: LLM, results: SearchResults, written: str) -> ChatPrompt:
         """The prompt with the question and the text so far; with `above`, the passages stand above the question."""
-        question, begun = f"Question: {self.question(example, llm)}", f"{NEEDED}{written}"
         task = SELF_ASK + examples([_worked_follow_ups(shot) for shot in WORKED[: self.shots]])
-        request = ChatPrompt(task=task, text=question, begun=begun)
+        request = self.asking(example, llm, task, cue="", begun=f"{NEEDED}{written}")
         return self.reading(example, llm, results.passages, request, results.failure) if self.above else request
 
     @property
@@ -295,7 +292,7 @@ class ReAct(Baseline):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         task = REACT + examples([_worked_steps(sentence) for sentence in WORKED[: self.shots]])
-        chat = self.begin(example, llm, ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}"))
+        chat = self.begin(example, llm, self.asking(example, llm, task, cue=""))
         sentences: list[str] = []  # sentences in the results of the last search
         looked: dict[str, int] = {}  # number of sentences shown so far, by the words looked up
         turn = None
@@ -423,9 +420,7 @@ class SearchO1(Baseline):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         task = SEARCH_O1.format(searches=self.max_searches)
-        chat = self.begin(
-            example, llm, ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}", cue="Answer:")
-        )
+        chat = self.begin(example, llm, self.asking(example, llm, task))
         reasoning, queries = "", []
         turn = None
         for _ in range(self.max_turns):
@@ -544,7 +539,7 @@ class OmniSearch(Baseline):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         names = self.tools or tuple(tools)
         task = OMNISEARCH.format(names=described(names, self.about))
-        chat = self.begin(example, llm, ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}"))
+        chat = self.begin(example, llm, self.asking(example, llm, task, cue=""))
         turn = None
         for _ in range(self.max_steps):
             turn = await self.generate(chat, ("\nFound:", "\nQuestion:"), opening="Final answer:")

@@ -50,8 +50,7 @@ class SKR(VanillaRAG):
     """
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        question = self.question(example, llm)
-        request = ChatPrompt(task=NEED, text=f"Question: {question}\n{NEEDED}", cue="Answer:")
+        request = ChatPrompt(task=NEED, text=f"Question: {self.question(example, llm)}\n{NEEDED}", cue="Answer:")
         _, turn, text = await self.ask_line(example, llm, request)
         turn.asked = "route"
         first = re.match(r"\W*(yes|no)\b", text.lower())
@@ -60,7 +59,7 @@ class SKR(VanillaRAG):
             answered(turn, None, "it says neither Yes nor No" if not said else "it says both Yes and No")
         elif said == {"no"}:
             turn.action, turn.well_formed = Action(kind="search", tool=NO_TOOL, query=NO_TOOL), True
-            return await self.answer(example, llm, ChatPrompt(task=DIRECT, text=f"Question: {question}", cue="Answer:"))
+            return await self.answer(example, llm, self.asking(example, llm, DIRECT))
         else:
             turn.action, turn.well_formed = self.search_action(example.question), True
         return await super().run(example, llm, tools)
@@ -95,10 +94,8 @@ class UniversalRAG(VanillaRAG):
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        names, question = self.tools or tuple(tools), f"Question: {self.question(example, llm)}"
-        request = ChatPrompt(
-            task=ROUTE.format(names=described(names, self.about)), text=question, cue="Knowledge base:"
-        )
+        names = self.tools or tuple(tools)
+        request = self.asking(example, llm, ROUTE.format(names=described(names, self.about)), cue="Knowledge base:")
         _, turn, text = await self.ask_line(example, llm, request)
         turn.asked = "route"
         name = chosen(text, names)
@@ -107,7 +104,7 @@ class UniversalRAG(VanillaRAG):
         else:
             turn.action, turn.well_formed = Action(kind="search", tool=name, query=example.question), True
         if name == NO_TOOL:
-            return await self.answer(example, llm, ChatPrompt(task=DIRECT, text=question, cue="Answer:"))
+            return await self.answer(example, llm, self.asking(example, llm, DIRECT))
         call = await tools[name or names[0]].search(example.question, self.k)
         return await self.read(example, llm, SearchResults((call,)))
 
@@ -225,13 +222,13 @@ class CogPlanner(VanillaRAG):
 
     def planning(self, example: Example, llm: LLM, results: SearchResults, task: str, cue: str) -> ChatPrompt:
         """The prompt that asks for the next search."""
-        question = f"Question: {self.question(example, llm)}"
+        request = self.asking(example, llm, task, cue)
 
         def request_of(documents: str) -> ChatPrompt:
-            return ChatPrompt(task=task, text=f"Found so far:\n{documents}\n\n{question}", cue=cue)
+            return dataclasses.replace(request, text=f"Found so far:\n{documents}\n\n{request.text}")
 
         if not results.calls:
-            return ChatPrompt(task=task, text=question, cue=cue)
+            return request
         return self.fitted(example, llm, results.passages, request_of, results.failure, 2 * self.answer_tokens)
 
     @property

@@ -47,8 +47,7 @@ class Direct(Baseline):
     """Answers in one turn."""
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        request = ChatPrompt(task=DIRECT, text=f"Question: {self.question(example, llm)}", cue="Answer:")
-        return await self.answer(example, llm, request)
+        return await self.answer(example, llm, self.asking(example, llm, DIRECT))
 
     @property
     def search_budget(self) -> int:
@@ -71,9 +70,8 @@ class ChainOfThought(Direct):
     shots: int = 4
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        text = f"Question: {self.question(example, llm)}"
-        chat = self.begin(example, llm, ChatPrompt(task=f"{THINK}{chains(self.shots)}", text=text, cue="Answer:"))
-        return await self.think(chat, llm)
+        request = self.asking(example, llm, f"{THINK}{chains(self.shots)}")
+        return await self.think(self.begin(example, llm, request), llm)
 
 
 # --- Vanilla RAG: retrieve, then read (arXiv 2005.11401 without its training; R1-Router, 2505.22095, appendix A.5). ---
@@ -100,7 +98,7 @@ class VanillaRAG(Baseline):
 
     async def read(self, example: Example, llm: LLM, results: SearchResults) -> Episode:
         """Answers from documents in a new chat."""
-        request = ChatPrompt(task=READ, text=f"Question: {self.question(example, llm)}", cue="Answer:")
+        request = self.asking(example, llm, READ)
         request = self.reading(example, llm, results.passages, request, results.failure, self.answer_tokens)
         return await self.answer(example, llm, request)
 
@@ -140,7 +138,7 @@ class HippoRAGReader(VanillaRAG):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         results = await self.search(tools, example.question)
         task = THINK_AND_READ + examples([_worked_reading(number) for number in range(min(self.shots, len(WORKED)))])
-        request = ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}", begun="Thought:")
+        request = self.asking(example, llm, task, cue="", begun="Thought:")
         request = self.reading(example, llm, results.passages, request, results.failure)
         chat = self.begin(example, llm, request)
         turn = await self.generate(chat, self.ends(llm), opening="\nAnswer:")
@@ -183,18 +181,18 @@ class RECOMP(VanillaRAG):
     summary_tokens: int = 128
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        results, question = await self.search(tools, example.question), f"Question: {self.question(example, llm)}"
-        summary = ""
+        results, summary = await self.search(tools, example.question), ""
         if results.passages:
-            request = ChatPrompt(task=TASK, text=question, cue="Summary:")
+            request = self.asking(example, llm, TASK, cue="Summary:")
             request = self.reading(example, llm, results.passages, request, tokens=self.summary_tokens)
             _, turn, text = await self.ask_line(example, llm, request, self.summary_tokens)
             turn.asked, turn.well_formed = "summary", True
             summary = llm.tokenizer.plain(" ".join(text.split()))
         if summary.strip("\"'. ").lower() in ("", NO_TOOL):
-            return await self.answer(example, llm, ChatPrompt(task=DIRECT, text=question, cue="Answer:"))
-        text = f"Documents:\n[1] {summary}\n\n{question}"
-        return await self.answer(example, llm, ChatPrompt(task=READ, text=text, cue="Answer:"))
+            return await self.answer(example, llm, self.asking(example, llm, DIRECT))
+        request = self.asking(example, llm, READ)
+        request = dataclasses.replace(request, text=f"Documents:\n[1] {summary}\n\n{request.text}")
+        return await self.answer(example, llm, request)
 
 
 # --- REPLUG: one document per prompt, and a mixture of the answers' probabilities (Shi et al., arXiv 2301.12652). ---
@@ -227,7 +225,7 @@ class REPLUG(VanillaRAG):
         results = await self.search(tools, example.question)
         if not results.passages:
             return await self.read(example, llm, results)
-        request = ChatPrompt(task=READ, text=f"Question: {self.question(example, llm)}", cue="Answer:")
+        request = self.asking(example, llm, READ)
         chats = [
             self.reading(example, llm, [passage], request, tokens=self.answer_tokens) for passage in results.passages
         ]
