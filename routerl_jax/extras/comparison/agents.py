@@ -98,7 +98,13 @@ def agent_rows(name: str, tools: Sequence[str], config: ComparisonConfig, benchm
         if (kb := name.removeprefix(f"{baseline}_")) not in (*tools, "all"):
             raise Inapplicable(f"agent {name!r} asks {kb!r}, and benchmark {benchmark!r} has {', '.join(tools)}")
         return _baselines(baseline, name, tools, config)
-    raise _unknown(name)
+    if "/" in name or pathlib.Path(name).expanduser().is_dir():
+        raise ValueError(
+            f"agent {name!r} holds no run of launch.train (config.json is missing), and no agent is called so"
+        )
+    raise ValueError(
+        f"unknown agent {name!r}; {_suggestion(name, (*BASELINES, *RECIPES))}. --agents=help tells of them"
+    )
 
 
 def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConfig) -> list[AgentRow]:
@@ -201,15 +207,6 @@ def _with_routing(agent: Agent, name: str, routing: str, tools: Sequence[str]) -
     if routing not in routings:
         raise Inapplicable(f"agent {name!r}: there is no {routing!r}; {_suggestion(routing, routings)}")
     return routings[routing]
-
-
-def _unknown(name: str) -> ValueError:
-    if "/" in name or pathlib.Path(name).expanduser().is_dir():
-        return ValueError(
-            f"agent {name!r} holds no run of launch.train (config.json is missing), and no agent is called so"
-        )
-    names = (*BASELINES, *RECIPES)
-    return ValueError(f"unknown agent {name!r}; {_suggestion(name, names)}. --agents=help tells of them")
 
 
 def _suggestion(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:
