@@ -510,17 +510,11 @@ def accuracy_and_training(measured: Measured) -> Any:
     over training, without balanced data and without the penalty (b)."""
     figure, (accuracy, reward, searched) = panels(3, measured.about, width=5.6)
     compared = [method for method in measured.methods if method.name in ("Base", "SFT", "MMSearch-R1 (RL)")]
-    rows = {
-        name: compared_rows
-        for name, rows_of_part in parts(measured, (measured.metric, "search_ratio")).items()
-        if (
-            compared_rows := {
-                label: row
-                for label, row in rows_of_part.items()
-                if any(label in labels_of(method.name, [label]) for method in compared)
-            }
-        )
-    }
+    rows = {}
+    for name, found in parts(measured, (measured.metric, "search_ratio")).items():
+        labels = {label for method in compared for label in labels_of(method.name, found)}
+        if labels:
+            rows[name] = {label: row for label, row in found.items() if label in labels}
     lacking = not_run(measured, compared)
     title = "(a) Accuracy (bars), search ratio (diamonds)" + (f"\nnot run: {', '.join(lacking)}" if lacking else "")
     if rows:
