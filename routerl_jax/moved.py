@@ -15,6 +15,7 @@ MOVED = {
     "agents.demonstrated": "agents.observation",
     "agents.fitting": "agents.chat",
     "agents.forced": "agents.chat",
+    "agents.live": "extras.policy_server.live",
     "agents.looking_calls": "agents.tool_calls",
     "agents.request": "agents.conversation",
     "agents.room": "agents.driver",

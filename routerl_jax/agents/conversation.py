@@ -96,22 +96,28 @@ class Rollout:
     def cut_short(self, failure: Failure | None = None) -> Episode:
         """The episode so far, ended by a limit or by a failure of the policy. It has no sequences if the policy has not
         written yet."""
+        prompt = self.conversations[-1].prompt if self.conversations else ""
         truncated = failure is None or failure.kind == faults.CONTEXT_LENGTH
-        if self.turns:
-            episode = self.conversations[-1].episode(answer=None, truncated=truncated)
-        else:
-            episode = Episode(
-                example=self.example,
-                sample=self.sample,
-                answer=None,
-                turns=[],
-                sequences=[],
-                prompt=self.conversations[-1].prompt if self.conversations else "",
-                truncated=truncated,
-                usage=self.usage,
-            )
+        episode = self.episode(prompt, answer=None, truncated=truncated)
         episode.failure = failure
+        if not self.turns:
+            episode.sequences = []
         return episode
+
+    def episode(self, prompt: str, *, answer: str | None, truncated: bool) -> Episode:
+        """The turns and token sequences of all conversations. The sequences of an endpoint are not known."""
+        conversations = self.conversations if self.usage is None else []
+        return Episode(
+            example=self.example,
+            sample=self.sample,
+            answer=answer,
+            turns=self.turns,
+            sequences=[conversation._stream.ledger.sequence() for conversation in conversations],
+            prompt=prompt,
+            truncated=truncated,
+            branches=tuple(self.branch.branches) if self.branch else (),
+            usage=self.usage,
+        )
 
     @property
     def usage(self) -> Usage | None:
@@ -375,19 +381,7 @@ class Conversation:
             raise ValueError("a probe ends in no episode: call episode() of the conversation that it is an aside of")
         if answer is not None and not isinstance(answer, str):
             raise TypeError(f"an answer is a string, or None where there is none, and not a {type(answer).__name__}")
-        rollout, usage = self._rollout, self._rollout.usage
-        conversations = rollout.conversations if usage is None else []
-        return Episode(
-            example=rollout.example,
-            sample=rollout.sample,
-            answer=answer,
-            turns=rollout.turns,
-            sequences=[conversation._stream.ledger.sequence() for conversation in conversations],
-            prompt=self.prompt,
-            truncated=truncated,
-            branches=tuple(rollout.branch.branches) if rollout.branch else (),
-            usage=usage,
-        )
+        return self._rollout.episode(self.prompt, answer=answer, truncated=truncated)
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:

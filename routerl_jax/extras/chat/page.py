@@ -13,11 +13,11 @@ import itertools
 from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING, Any
 
-from routerl_jax.agents.live import Progress
 from routerl_jax.core.packages import needs
 from routerl_jax.evaluation.records import PictureFiles, episode_record, turn_record
 from routerl_jax.extras.chat.session import Chat, Exchange
 from routerl_jax.extras.policy_server.answerer import sources
+from routerl_jax.extras.policy_server.live import Progress
 from routerl_jax.extras.viewer.app import page_app, page_data, picture_of, picture_reply
 from routerl_jax.knowledge.base import query_text
 from routerl_jax.models.images import image_bytes, is_data

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.agents.live import LiveAgent
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.loop import EngineLoop
 from routerl_jax.extras.policy_server.generator import Admission
+from routerl_jax.extras.policy_server.live import LiveAgent
 from routerl_jax.extras.policy_server.policy import new_head, no_usage, usage
 from routerl_jax.extras.policy_server.protocol import (
     ApiError,
