@@ -21,6 +21,7 @@ MOVED = {
     "agents.room": "agents.driver",
     "agents.routing": "agents.agent",
     "agents.tool_forms": "agents.tool_calls",
+    "agents.viewer": "agents.observation",
     "baselines": "extras.baselines",
     "chat": "extras.chat",
     "comparison": "extras.comparison",

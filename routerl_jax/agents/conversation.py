@@ -9,8 +9,7 @@ import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
-from routerl_jax.agents.observation import Rendered, Reply, expanded_tokens, rendered
-from routerl_jax.agents.viewer import Viewer
+from routerl_jax.agents.observation import Rendered, Reply, Viewer, expanded_tokens, rendered
 from routerl_jax.core.tokenizer import ReplyRole, Tokenizer
 from routerl_jax.core.types import (
     Branch,

@@ -200,8 +200,8 @@ def write_sheet(record: Mapping[str, Any], directory: pathlib.Path, sheets: path
 def sheet(record: Mapping[str, Any], directory: pathlib.Path) -> Image.Image:
     """The sheet of a record: the question, a row per page with its numbered boxes and their crops, and the answer.
 
-    A box is drawn on the raw page, however many crops lie between (agents.viewer). A picture that can't be read any more is
-    replaced by a message.
+    A box is drawn on the raw page, however many crops lie between (agents.observation). A picture that can't be read any more
+    is replaced by a message.
     """
     rows = [_row(look, directory) for look in looks(record)]
     answer = record["prediction"] if record["prediction"] is not None else "(no answer)"

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 from PIL import Image
 
 from routerl_jax.agents.grammar import between
-from routerl_jax.agents.viewer import Viewer
+from routerl_jax.agents.observation import Viewer
 from routerl_jax.core.config import Count, NonNegative, PositiveFraction, Size, checked
 from routerl_jax.core.types import Action, Episode, Example, Message, Shown, Verdict
 from routerl_jax.data.formats.verl import PICTURE

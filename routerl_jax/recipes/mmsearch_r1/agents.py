@@ -199,10 +199,8 @@ class MMSearchAgent(CallingAgent):
         functions: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         content = image_marker * len(example.images) + tokenizer.plain(text, keep=self.special_tokens)
-        if self.grammar:
+        if self.grammar or (self.instruct and tokenizer.instructs_in_chats):
             return tokenizer.chat([Message(role="user", content=content)], tools=functions)
-        if self.instruct and tokenizer.instructs_in_chats:
-            return tokenizer.chat([Message(role="user", content=content)])
         return tokenizer.encode_prompt(f"User: {content}\nAssistant: " if self.instruct else content)
 
     def kind_of(self, tool: str) -> Kind:
