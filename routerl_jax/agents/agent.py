@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 from routerl_jax.agents.chat import Chat, ChatRules
 from routerl_jax.agents.conversation import Conversation, Prompt, Request, Rollout, prompt_ids
 from routerl_jax.agents.grammar import RouteChoices
-from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, Spoken, expanded_tokens
+from routerl_jax.agents.observation import Pieces, Reply, Spoken, expanded_tokens
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query, ToolSchema, Turn
+from routerl_jax.core.types import Call, Demonstration, Episode, Example, Passage, Query, ToolSchema, Turn
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
@@ -63,8 +63,6 @@ class RandomRouting:
         return tools[zlib.crc32(f"{self.seed}/{example.id}/{sample}/{step}".encode()) % len(tools)]
 
 
-# The pieces that follow a prompt, in order, each with whether the policy writes it (as text, or a whole message: Spoken).
-Pieces = list[tuple[Observation | Reply | Rendered | Look | Marked | Spoken, bool]]
 LearnsFrom = Literal["demonstrations", "golden_steps"]
 
 

@@ -131,10 +131,10 @@ class BranchState:
             for tool in others:
                 choice = ForkChoice(before=written.tokens, source=chat._stream, tool=tool)
                 suffix = f"{self.suffix}@{len(self.branches)}:{tool}"
-                branch = BranchState(
-                    *(choices, self.forks, self.spawn), past=[*past, choice], suffix=suffix, branches=self.branches
+                state = BranchState(
+                    choices, self.forks, self.spawn, suffix=suffix, branches=self.branches, past=[*past, choice]
                 )
-                self.spawn(chat._rollout, branch)
+                self.spawn(chat._rollout, state)
             return await self._take(first, written.tokens, chat, settings)
         if remaining > 0:  # there is no decision to fork here: finish the turn
             return await self._finish(written.tokens, chat, settings)

@@ -102,7 +102,12 @@ class Marked:
     render: Callable[[Sequence[float]], str]
 
 
-def texts(piece: Observation | Reply | Rendered | Look | Marked | Spoken) -> list[str]:
+Piece = Observation | Reply | Rendered | Look | Marked | Spoken
+# The pieces that follow a prompt, in order, each with whether the policy writes it (as text, or a whole message: Spoken).
+Pieces = list[tuple[Piece, bool]]
+
+
+def texts(piece: Piece) -> list[str]:
     """The texts of a piece, without pictures.
 
     Raises:
@@ -307,7 +312,7 @@ class Viewer:
 
 def demonstrated(
     prompt: Sequence[int] | Mapping[str, Any],
-    pieces: Iterable[tuple[Observation | Reply | Rendered | Look | Marked | Spoken, bool]],
+    pieces: Iterable[tuple[Piece, bool]],
     tokenizer: Tokenizer,
     images: ImageTokens | None = None,
     tags: Collection[str] = (),
