@@ -165,10 +165,10 @@ class Conversation:
         """Tokens that the conversation may still take."""
         return self._engine.room(self._stream)
 
-    def tokens_of(self, observation: Observation) -> int:
-        """Number of tokens that a text, or a text with pictures, would take (`observe`)."""
-        content = self._rendered(observation)
-        return len(self._engine.tokenizer.encode(content.text)) + expanded_tokens(self._engine.images, content.images)
+    def tokens_of(self, observation: Observation | Reply) -> int:
+        """Number of tokens that a text, a text with pictures, or either as a message would take (`observe`)."""
+        content, ids = self._encoded(observation)
+        return len(ids) + expanded_tokens(self._engine.images, content.images)
 
     async def generate(
         self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
@@ -273,11 +273,11 @@ class Conversation:
             text = self._rendered(observation).text
         await self._rollout.prepare(self._rollout, text)
 
-    def observe(self, observation: Observation, passages: Sequence[str] = ()) -> None:
+    def observe(self, observation: Observation | Reply, passages: Sequence[str] = ()) -> None:
         """Feeds an observation (never trained on). A picture that can't be used is replaced by words that say why.
 
         Args:
-          observation: a text, or pieces of text and `Shown` pictures in order.
+          observation: a text, or pieces of text and `Shown` pictures in order; or either as a message (`reply`).
           passages: ids of the passages that it shows as text, for the record (Turn.shown).
 
         Raises:
@@ -285,10 +285,16 @@ class Conversation:
             ends unanswered.
           ValueError: the observation has a picture, and the model sees none.
         """
-        content = self._rendered(observation)
-        tokenizer = self._engine.tokenizer
-        exact = content.text.isascii() and tokenizer.lossless  # normalizers change other texts; decoding all takes time
-        self._feed(tokenizer.encode(content.text), content, passages, content.text if exact else None)
+        content, ids = self._encoded(observation)
+        self._engine.feed(self._stream, ids, content.images)
+        self._viewer.see(content.shown)
+        if self._rollout.turns:
+            turn, tokenizer = self._rollout.turns[-1], self._engine.tokenizer
+            plain = content.text.isascii() and not isinstance(observation, Reply)
+            exact = plain and tokenizer.lossless  # normalizers change other texts; decoding all takes time
+            turn.observation += content.text if exact else tokenizer.decode(ids)
+            seen = {item.passage for item in content.shown}
+            turn.shown += [*content.shown, *(Shown(passage=name) for name in passages if name not in seen)]
 
     def reply(self, observation: Observation, passages: Sequence[str] = (), *, role: ReplyRole = "user") -> None:
         """Ends the policy's turn, feeds an observation as a message of `role`, and begins the policy's next turn.
@@ -297,17 +303,11 @@ class Conversation:
         its turn itself, that end token stays the policy's.
 
         Raises:
-          DoesNotFit: the message is longer than `room`; see `reply_tokens`.
+          DoesNotFit: the message is longer than `room`.
           ValueError: the chat template does not write one turn after the other, or the observation has a picture and the model
             sees none.
         """
-        content = self._rendered(observation)
-        self._feed(self._reply(content, role), content, passages)
-
-    def reply_tokens(self, observation: Observation, *, role: ReplyRole = "user") -> int:
-        """Number of tokens that `reply` would take."""
-        content = self._rendered(observation)
-        return len(self._reply(content, role)) + expanded_tokens(self._engine.images, content.images)
+        self.observe(Reply(observation, role), passages)
 
     @property
     def frame(self) -> Size | None:
@@ -334,17 +334,14 @@ class Conversation:
     def _rendered(self, observation: Observation) -> Rendered:
         return rendered(observation, self._engine.tokenizer, self._engine.images, self._rollout.tags)
 
-    def _reply(self, content: Rendered, role: ReplyRole) -> list[int]:
-        return self._engine.tokenizer.reply(content.text, self._stream.ledger.tokens[-1], role)
-
-    def _feed(self, ids: list[int], content: Rendered, passages: Sequence[str], read: str | None = None) -> None:
-        self._engine.feed(self._stream, ids, content.images)
-        self._viewer.see(content.shown)
-        if self._rollout.turns:
-            turn = self._rollout.turns[-1]
-            turn.observation += self._engine.tokenizer.decode(ids) if read is None else read
-            seen = {item.passage for item in content.shown}
-            turn.shown += [*content.shown, *(Shown(passage=name) for name in passages if name not in seen)]
+    def _encoded(self, observation: Observation | Reply) -> tuple[Rendered, list[int]]:
+        """An observation in the model's form, and its tokens."""
+        tokenizer = self._engine.tokenizer
+        if isinstance(observation, Reply):
+            content = self._rendered(observation.observation)
+            return content, tokenizer.reply(content.text, self._stream.ledger.tokens[-1], observation.role)
+        content = self._rendered(observation)
+        return content, tokenizer.encode(content.text)
 
     def force(self, text: str) -> None:
         """Feeds the beginning of the policy's next turn (never trained on), such as an opening answer tag."""

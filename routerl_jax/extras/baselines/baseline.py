@@ -13,6 +13,7 @@ from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.chat import fitting
 from routerl_jax.agents.conversation import Conversation, Prompt
 from routerl_jax.agents.grammar import TOO_LONG, unshown
+from routerl_jax.agents.observation import Reply
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Example, Message, Passage, Turn
 
@@ -210,13 +211,10 @@ class Baseline(Agent):
         Returns False, and adds nothing, if the text leaves no room for a short answer.
         """
         as_message = self.chats(llm) and turn.stop_reason == "eos"
-        size = chat.reply_tokens(text) if as_message else chat.tokens_of(text)
-        if size + self.answer_tokens > chat.room:
+        observation = Reply(text) if as_message else text
+        if chat.tokens_of(observation) + self.answer_tokens > chat.room:
             return False
-        if as_message:
-            chat.reply(text)
-        else:
-            chat.observe(text)
+        chat.observe(observation)
         return True
 
     async def answer(self, example: Example, llm: LLM, request: ChatPrompt) -> Episode:
@@ -251,7 +249,7 @@ class Baseline(Agent):
         if turn.action is None and not turn.observation:
             answered(turn, None)
         as_message = self.chats(llm) and turn.stop_reason == "eos" and not turn.observation
-        size = chat.reply_tokens(ANSWER_ALONE) if as_message else chat.tokens_of(opening)
+        size = chat.tokens_of(Reply(ANSWER_ALONE) if as_message else opening)
         if size >= chat.room:
             return chat.episode(answer=None, truncated=True)
         if as_message:
