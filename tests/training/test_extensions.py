@@ -236,7 +236,8 @@ class Notebook(Agent):
         notes, found = "", ""
         for _ in range(self.turns):
             chat = llm.conversation(llm.tokenizer.plain(f"Question: {example.question}\n{notes}"))
-            chat.observe(found)
+            if found:
+                chat.observe(found)
             turn = await chat.generate(stop=("}",), max_tokens=100)
             chat.close()
             try:
