@@ -36,14 +36,6 @@ EVERY_KB = "every_kb"  # in place of a routing: every search goes to all knowled
 
 
 @dataclasses.dataclass(frozen=True)
-class PolicyRouting:
-    """The knowledge base that the policy names."""
-
-    def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
-        return named
-
-
-@dataclasses.dataclass(frozen=True)
 class FixedRouting:
     """Always the same knowledge base, whatever the policy names."""
 

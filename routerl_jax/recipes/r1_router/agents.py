@@ -17,7 +17,6 @@ from routerl_jax.agents.agent import (
     FixedRouting,
     LearnsFrom,
     Pieces,
-    PolicyRouting,
     RandomRouting,
     Routing,
     Tools,
@@ -227,7 +226,7 @@ class StepwiseAgent(StepAgent):
         `<answer>` is begun for the policy. If no route can be read, the final answer follows.
       answer_tokens: most tokens of an answer begun for the policy.
       sees: knowledge bases that get the question's picture, if there is one, besides the sub-question.
-      routing: chooses the knowledge base that is called; the policy does, except in baselines.
+      routing: chooses the knowledge base that is called, in baselines; None: the policy does.
       beyond: the further search if the policy would stop before the budget is spent. None: none, it stops. "own": the agent
         begins a sub-question and the policy completes it (a policy that calls functions gets no function to stop with). If the
         policy writes none again, the question itself is sent to the last retriever that it named. A routing: the question
@@ -239,7 +238,7 @@ class StepwiseAgent(StepAgent):
     attempts: int = 3
     answer_tokens: int = 64
     sees: tuple[str, ...] = ("text_image",)
-    routing: Routing = PolicyRouting()
+    routing: Routing | None = None
     beyond: Routing | Literal["own"] | None = None
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
@@ -255,7 +254,9 @@ class StepwiseAgent(StepAgent):
             if action is None:
                 break
             last_tool = action.tool
-            tool = self.routing(action.tool, self.tools, example, llm.sample, step)
+            tool = action.tool
+            if self.routing is not None:
+                tool = self.routing(tool, self.tools, example, llm.sample, step)
             call = await tools[tool].search(self.query(tool, action.query, example), self.k)
             answer = await chats.answer(self.read(action.query, call, chats), self.attempts, self.answer_tokens)
             history.append((action.query, answer or _UNKNOWN))
