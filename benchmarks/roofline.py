@@ -36,8 +36,7 @@ from routerl_jax.extras.compile_check.hlo_costs import Costs, count
 from routerl_jax.extras.compile_check.roofline import Chip, Estimate, estimate
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig, token_weights
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.parallel.mesh import make_mesh

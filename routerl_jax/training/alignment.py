@@ -20,8 +20,8 @@ from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
 from routerl_jax.data.atlas.sight import FIGURES, sheet_of_figures
+from routerl_jax.learning.learner import optimizer_shardings
 from routerl_jax.learning.optimizer import OptimizerConfig
-from routerl_jax.learning.programs import optimizer_shardings
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.patches import VisionInputs, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from routerl_jax.core.config import Count, Seed, checked, from_config_dict, naming, override, unknown_key
 from routerl_jax.core.registry import import_extension
 from routerl_jax.learning.advantages import advantage_named
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.services.config import JudgeConfig, PolicyModelConfig

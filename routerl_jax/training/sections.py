@@ -25,8 +25,7 @@ from routerl_jax.engine.cache import CacheKind, Qtype
 from routerl_jax.engine.rows import LEAVE_FRACTION, MOST_DRAFTS, SEGMENT
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.learning.advantages import ADVANTAGES, EPISODE_MASKS, Baseline, Weights, advantage_named
-from routerl_jax.learning.losses import Aggregation
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import Aggregation, LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Remat
 from routerl_jax.models.lora import LoraConfig

@@ -9,7 +9,7 @@ import pytest
 
 from routerl_jax.core.types import Branch, Episode, Example, Sequence
 from routerl_jax.learning.logprobs import Scores
-from routerl_jax.learning.objective import LossConfig, objective
+from routerl_jax.learning.losses import LossConfig, objective
 from routerl_jax.training.config import (
     ForkCreditConfig,
     KnowledgeConfig,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from routerl_jax.core.types import Example
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.training import config as schema
 from routerl_jax.training import evaluation
 from routerl_jax.training.setup import build_recipe
