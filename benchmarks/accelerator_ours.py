@@ -19,8 +19,8 @@ from benchmarks.agentic_work import Trajectory, must_prefill
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.policy import Stream
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.engine.streams import Stream
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.losses import LossConfig, token_weights

@@ -24,9 +24,8 @@ from routerl_jax.core.types import (
     Turn,
     Usage,
 )
-from routerl_jax.engine.policy import Policy
+from routerl_jax.engine.policy import Generated, Policy, Stream
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.engine.streams import Generated, Stream
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import RefusedRegion, RegionRule, Size
 from routerl_jax.services import faults

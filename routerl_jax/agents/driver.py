@@ -25,9 +25,8 @@ from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.core.types import Call, Episode, Example, Turn
-from routerl_jax.engine.policy import Endpoint, Policy, TurnFailed
+from routerl_jax.engine.policy import DoesNotFit, Endpoint, Generated, Policy, Stream, TurnFailed
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.engine.streams import DoesNotFit, Generated, Stream
 
 
 @dataclasses.dataclass

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import VisionConfig, VisionLanguageConfig
-from routerl_jax.models.decoder import Decoder, Features, Remat
+from routerl_jax.models.decoder import REMAT_POLICIES, Decoder, Features, Remat
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import QWEN3, ImageProcessor, ImageSource
 from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision, rms_norm
@@ -102,12 +102,6 @@ class VisionLanguageModel(Decoder):
     ) -> Float[Array, "S F D"] | Float[Array, "S F N D"]:
         """Features of images that are laid out in shards ([S, P, ...]): F = P / patches per token of them."""
         return self.visual(images, remat=remat, attention=attention)
-
-
-_REMAT_POLICIES = {
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
 
 
 class VisionBlocks(nnx.Module):
@@ -271,7 +265,7 @@ class VisionTower(nnx.Module):
             return nnx.merge(graph, params)(x, rope, segments_BP, full_attention_flag, attention, dtype)
 
         if remat != "none":
-            block = jax.checkpoint(block, policy=_REMAT_POLICIES[remat], prevent_cse=False)
+            block = jax.checkpoint(block, policy=REMAT_POLICIES[remat], prevent_cse=False)
         if not config.deep_layers:
             return self._merge(
                 jax.lax.scan(lambda x, layer: (block(x, *layer), None), x, (stacked, jnp.array(full)))[0]

@@ -13,8 +13,8 @@ from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.policy import EngineStats
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.engine.streams import EngineStats
 from routerl_jax.learning.advantages import groups_without_signal
 from routerl_jax.training.health import tool_counts, tool_metrics
 from routerl_jax.training.profiler import Clock

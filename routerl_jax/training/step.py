@@ -13,7 +13,7 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.types import Episode
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.engine.engine import Engine
-from routerl_jax.engine.streams import EngineStats
+from routerl_jax.engine.policy import EngineStats
 from routerl_jax.evaluation.records import write_records
 from routerl_jax.learning.batch import BatchIndex
 from routerl_jax.parallel import multihost

@@ -13,8 +13,8 @@ from typing import Literal
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.engine.loop import EngineLoop
+from routerl_jax.engine.policy import Generated, PromptTooLong, TopLogprobs
 from routerl_jax.engine.stops import STATE_BUCKET
-from routerl_jax.engine.streams import Generated, PromptTooLong, TopLogprobs
 from routerl_jax.extras.policy_server.protocol import ApiError, GenerationSettings, Prompt, invalid
 
 # --- generation ---

@@ -18,8 +18,8 @@ from routerl_jax.agents.conversation import Request, Rollout
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.core.types import Call, Episode, Example, Turn
 from routerl_jax.engine.loop import EngineLoop
+from routerl_jax.engine.policy import DoesNotFit, Generated, Stream
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.engine.streams import DoesNotFit, Generated, Stream
 
 _Waiting = tuple[Request, asyncio.Future[Call]]
 

@@ -14,7 +14,7 @@ from routerl_jax.agents.tool_calls import FORMS
 from routerl_jax.core.text import replace_surrogates, split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.engine.loop import EngineLoop
-from routerl_jax.engine.streams import TopLogprobs
+from routerl_jax.engine.policy import TopLogprobs
 from routerl_jax.extras.policy_server.generator import Admission, ChoiceDelta, Generator
 from routerl_jax.extras.policy_server.protocol import GenerationSettings, Prompt, Prompts, read_chat, read_text
 

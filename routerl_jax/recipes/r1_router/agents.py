@@ -27,7 +27,7 @@ from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
-from routerl_jax.engine.streams import PromptTooLong
+from routerl_jax.engine.policy import PromptTooLong
 from routerl_jax.knowledge.base import with_picture
 from routerl_jax.recipes.r1_router.steps import History, RouteCalls, StepPrompt, StepProtocol
 from routerl_jax.recipes.recipe import TOOL_CALLS, AgentConfig, Recipe
