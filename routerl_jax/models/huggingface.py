@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import VOCABULARIES, Tokenizer
-from routerl_jax.models import families, pretrained
+from routerl_jax.models import pretrained
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.embedding import Embedder, text_rows
@@ -35,7 +35,6 @@ from routerl_jax.models.torch_files import as_safetensors
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
 
-assert families  # importing them registers them
 _SHARD_BYTES = 5 * 10**9
 _INDEX = "model.safetensors.index.json"
 # The files of an export. A directory that holds anything else is not replaced.

@@ -10,10 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.core.files import read_json
-from routerl_jax.models import families, pretrained
+from routerl_jax.models import pretrained
 from routerl_jax.models.family import family_of
-
-assert families  # importing them registers them
 
 
 def _qwen2(

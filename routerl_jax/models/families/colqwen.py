@@ -30,7 +30,7 @@ from routerl_jax.models.families.qwen_vl import (
     vision_language_rules,
     vision_language_to_hf,
 )
-from routerl_jax.models.family import FAMILIES, TRANSPOSED, VECTOR, Family, Rule, Rules
+from routerl_jax.models.family import TRANSPOSED, Family, Rule, Rules, with_biases
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.layers import Initializer
 from routerl_jax.models.patches import ImagePatches, VisionInputs, concatenate
@@ -239,28 +239,23 @@ def late_interaction_rules(config: LateInteractionConfig) -> Rules:
     rules: Rules = {
         ("backbone", *path): dataclasses.replace(rule, name=name(rule), copies=()) for path, rule in backbone
     }
-    rules[("projection",)] = Rule("embedding_proj_layer.weight", TRANSPOSED)
-    rules[("projection_bias",)] = Rule("embedding_proj_layer.bias", VECTOR)
-    return rules
+    return rules | with_biases({("projection",): ("embedding_proj_layer", TRANSPOSED)})
 
 
-for _name in ("colqwen2", "ColQwen2", "ColQwen2_5"):  # the latter two are colpali-engine's classes
-    FAMILIES.register(_name)(
-        Family(
-            role="encoder",
-            read=late_interaction_from_hf,
-            write=late_interaction_to_hf,
-            create=LateInteraction,
-            rules=late_interaction_rules,
-            spellings=(
-                ("vlm.language_model.", "vlm.model."),
-                ("vlm.language_model.", "model."),
-                ("vlm.language_model.", "model.language_model."),
-                ("vlm.", ""),
-                ("vlm.", "model."),
-                ("embedding_proj_layer.", "custom_text_proj."),
-            ),
-            finish=lambda model, directory: read_processor(model.backbone, directory),
-            save=lambda model, directory: save_processor(model.backbone, directory),
-        )
-    )
+FAMILY = Family(
+    role="encoder",
+    read=late_interaction_from_hf,
+    write=late_interaction_to_hf,
+    create=LateInteraction,
+    rules=late_interaction_rules,
+    spellings=(
+        ("vlm.language_model.", "vlm.model."),
+        ("vlm.language_model.", "model."),
+        ("vlm.language_model.", "model.language_model."),
+        ("vlm.", ""),
+        ("vlm.", "model."),
+        ("embedding_proj_layer.", "custom_text_proj."),
+    ),
+    finish=lambda model, directory: read_processor(model.backbone, directory),
+    save=lambda model, directory: save_processor(model.backbone, directory),
+)
