@@ -141,6 +141,7 @@ MOVED = {
     "models.mrope": "models.image_tokens",
     "models.nv_embed": "models.families.nv_embed",
     "models.reading": "models.safetensors_files",
+    "models.rope": "models.layers",
     "models.stored": "models.safetensors_files",
     "models.vision": "models.vision_language",
     "parallel.chips": "extras.compile_check.roofline",

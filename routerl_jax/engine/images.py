@@ -12,11 +12,10 @@ from jaxtyping import Array, Float, Int32
 
 from routerl_jax.engine.policy import Stream
 from routerl_jax.models.config import VisionConfig
-from routerl_jax.models.patches import ImagePatches, VisionInputs, place_images
+from routerl_jax.models.patches import ImagePatches, VisionInputs, array_size, place_images
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards
 
-_LEAST_PATCHES, _STEP = 1024, 4  # patches of a shard in a call; sizes grow by this factor
-MOST_PATCHES = 16_384  # unless a single conversation needs more
+MOST_PATCHES = 16_384  # of a shard in a call, unless a single conversation needs more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,9 +81,6 @@ def gather(streams: Sequence[Stream], config: VisionConfig, mesh: Mesh, dtype: A
             slots[shard, digest] = image.slots + start // config.group
             start += len(image.patches)
         most = max(most, start)
-    size = _LEAST_PATCHES
-    while size < most:
-        size *= _STEP
-    size = -(-size // config.window_patches) * config.window_patches
+    size = array_size(most, config, growth=4)
     groups = {(shard,): list(group.values()) for shard, group in enumerate(images)}
     return place_images(groups, (shards,), size, config, dtype, batch_sharding(mesh)), slots

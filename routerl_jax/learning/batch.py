@@ -19,14 +19,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.core.types import FREE, Sequence
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.patches import ImagePatches, VisionInputs, abstract_images, place_images
+from routerl_jax.models.patches import ImagePatches, VisionInputs, abstract_images, array_size, place_images
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
 _INTEGERS = ("tokens", "targets", "positions", "segment_ids")
 _FLOATS = ("weights", "advantages", "old_logprobs", "ref_logprobs")
 TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "scored", "negative_advantages", "image_index", "segment_ends", "routes")
-_LEAST_PATCHES = 1024
 
 
 @functools.partial(
@@ -243,10 +242,7 @@ class BatchLayout:
                     first : first + image.tokens
                 ]  # not contiguous if sequences that share the picture branch there
                 image_index[micro, shard, tokens] = image.slots + begins[micro, shard, image.digest] // vision.group
-        size = _LEAST_PATCHES
-        while size < max(used.values()):
-            size *= 2
-        size = -(-size // vision.window_patches) * vision.window_patches
+        size = array_size(max(used.values()), vision)
         shown = {shard_key: list(group.values()) for shard_key, group in groups.items()}
         sharding = batch_sharding(self.mesh, axis=1)
         return place_images(shown, shape[:2], size, vision, self._dtype, sharding), image_index

@@ -24,9 +24,8 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.experts import Experts, Routing
-from routerl_jax.models.layers import Initializer, check_ids, logits_of, matmul_precision, rms_norm
+from routerl_jax.models.layers import Initializer, check_ids, logits_of, matmul_precision, rms_norm, rope_angles, rotate
 from routerl_jax.models.projection import cast_matrices, project
-from routerl_jax.models.rope import rope_angles, rotate
 
 # attend(q [B,T,N,H], k [B,T,K,H], v [B,T,K,H], cache of this layer, its window in tokens or None for all)
 # -> (output [B,T,N,H], new cache of this layer)

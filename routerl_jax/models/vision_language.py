@@ -23,9 +23,8 @@ from routerl_jax.models.config import VisionConfig, VisionLanguageConfig
 from routerl_jax.models.decoder import REMAT_POLICIES, Decoder, Features, Remat
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import QWEN3, ImageProcessor, ImageSource
-from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision, rms_norm
+from routerl_jax.models.layers import Initializer, inverse_frequencies, layer_norm, matmul_precision, rms_norm, rotate
 from routerl_jax.models.patches import ImagePatches, VisionInputs, concatenate
-from routerl_jax.models.rope import inverse_frequencies, rotate
 
 
 class VisionLanguageModel(Decoder):
@@ -89,8 +88,7 @@ class VisionLanguageModel(Decoder):
         flat = [image for row in placed for image in row]
         features = None
         if flat:
-            patches = sum(len(image.patches) for image in flat)
-            inputs = concatenate(flat, [patches])
+            inputs = concatenate(flat)
             index = np.full(rows.shape, -1, np.int32)
             index[rows == self.vl_config.image_id] = inputs.slots[inputs.slots >= 0]
             values = self.features(jax.tree.map(lambda x: x[None], inputs))

@@ -167,7 +167,7 @@ def drawn_sheets(
     rng = np.random.default_rng(seed)
     drawn = [sheets.draw(rng) for _ in range(_SHEETS)]
     images = [model.image_processor(picture) for picture, _ in drawn]
-    inputs = concatenate(images, [sum(len(image.patches) for image in images)])
+    inputs = concatenate(images)
     labels = np.array([[sign in on for sign in sheets.signs] for _, signs in drawn for on in signs])
     slots = jnp.asarray(inputs.slots[inputs.slots >= 0])
     if len(labels) != len(slots):

@@ -33,10 +33,9 @@ from routerl_jax.models.families.qwen_vl import (
 from routerl_jax.models.family import TRANSPOSED, Family, Rule, Rules, with_biases
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.layers import Initializer
-from routerl_jax.models.patches import ImagePatches, VisionInputs, concatenate
+from routerl_jax.models.patches import ImagePatches, VisionInputs, array_size, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel
 
-_PATCHES = 1024  # patches of an input; counts are rounded up to multiples of this, doubled until they fit
 _BATCHES_READ = 2  # batches of pages whose patches the host holds at a time: a page takes 15 MB and more
 
 
@@ -168,11 +167,8 @@ class LateInteraction(Embedder):
     ) -> tuple[np.ndarray, ...]:
         tokens, mask = self._token_batch([ids for ids, _ in pages], rows, shape)
         vision, host = self.config.backbone.vision, self.backbone.image_tokens
-        size = _PATCHES
-        while size < max(len(pages[i][1].patches) for i in rows):
-            size *= 2
-        size = -(-size // vision.window_patches) * vision.window_patches
-        images = [concatenate([pages[i][1]], [size]) for i in rows]
+        size = array_size(max(len(pages[i][1].patches) for i in rows), vision)
+        images = [concatenate([pages[i][1]], size) for i in rows]
         images += [images[0]] * (shape[0] - len(rows))  # whatever stands in rows without an input
         index = np.full(shape, -1, np.int32)
         positions = np.zeros((shape[0], 3, shape[1]), np.int32)
