@@ -313,9 +313,7 @@ class Engine:
     def _copy_shared(self) -> None:
         """Copies shared prefixes between rows. Must run before any row is written or given to another conversation."""
         shared, self._shared = self._shared, []
-        if (
-            shared and self._calls.cache is not None
-        ):  # without a cache there is nothing to copy, and all rows are fed again
+        if shared and self._calls.cache is not None:  # without a cache, all rows are fed again
             self._calls.fork(shared)
             self.stats.forked_tokens += sum(target.cached for _, target in shared)
 

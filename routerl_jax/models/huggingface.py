@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
-import functools
 import math
 import pathlib
 import shutil
@@ -79,15 +78,20 @@ def load_pretrained(
     """
     directory = pretrained.resolve(path_or_id)
     if (directory / ADAPTER_CONFIG).is_file():
-        whole = [
-            path.name for ending in ("model*.safetensors", "pytorch_model*.bin") for path in directory.glob(ending)
-        ]
+        endings = ("model*.safetensors", "pytorch_model*.bin")
+        whole = [path.name for ending in endings for path in directory.glob(ending)]
         if whole:  # transformers would take the base and the adapter, other programs the whole weights
             raise ValueError(
                 f"{directory} holds an adapter ({ADAPTER_CONFIG}) and whole weights ({sorted(whole)[0]}); keep each in a "
                 f"directory of its own"
             )
-        return _load_with_adapter(directory, mesh, dtype, compute_dtype, layout)
+        base = base_of(directory)
+        model = load_pretrained(base, mesh, dtype, compute_dtype=compute_dtype, layout=layout)
+        if not isinstance(model, Decoder):
+            raise ValueError(f"{directory}: {base} is no decoder; LoRA works on decoders")
+        load_adapter(model, directory, mesh, layout)
+        model.tokenizer = _tokenizer(directory, model) or model.tokenizer
+        return model
     family, architecture = _read_settings(directory)
     dtypes = {"param_dtype": _floating(dtype), "compute_dtype": _floating(compute_dtype) if compute_dtype else None}
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
@@ -159,19 +163,6 @@ def _floating(dtype: str) -> np.dtype:
     return result
 
 
-def _load_with_adapter(
-    directory: pathlib.Path, mesh: Mesh | None, dtype: str, compute_dtype: str | None, layout: str
-) -> Decoder:
-    """The base model that a PEFT directory names, with the directory's adapter and, if it has one, its tokenizer."""
-    base = base_of(directory)
-    model = load_pretrained(base, mesh, dtype, compute_dtype=compute_dtype, layout=layout)
-    if not isinstance(model, Decoder):
-        raise ValueError(f"{directory}: {base} is no decoder; LoRA works on decoders")
-    load_adapter(model, directory, mesh, layout)
-    model.tokenizer = _tokenizer(directory, model) or model.tokenizer
-    return model
-
-
 def save_pretrained(
     model: Decoder | Embedder,
     directory: str | pathlib.Path,
@@ -240,14 +231,9 @@ def _write_shard(path: pathlib.Path | None, parts: dict[str, _Part], bar: Bar) -
         writer = multihost.on_main(lambda: stack.enter_context(TensorWriter(cast(pathlib.Path, path), shapes)))
         for part in parts.values():
             tensor = part.gather()
-            multihost.on_main(functools.partial(_write_tensor, writer, tensor))
+            multihost.on_main(lambda tensor=tensor: cast(TensorWriter, writer).write(tensor))
             bar.update(part.nbytes)
         multihost.on_main(stack.close)
-
-
-def _write_tensor(writer: TensorWriter | None, tensor: np.ndarray) -> None:
-    assert writer is not None, "the main process has one"
-    writer.write(tensor)
 
 
 @dataclasses.dataclass(frozen=True)

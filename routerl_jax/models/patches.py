@@ -91,9 +91,8 @@ def arrange(
     if window is not None:
         slots = _windowed(height, width, window)
         groups = -(-height // window) * -(-width // window) * window**2
-    corner = (
-        np.stack(np.divmod(np.arange(height * width), width), -1) * merge
-    )  # first patch of each group, in raster order
+    # the first patch of each group, in raster order
+    corner = np.stack(np.divmod(np.arange(height * width), width), -1) * merge
     inside = np.stack(np.divmod(np.arange(group), merge), -1)
     return ImagePatches(
         patches=_scatter(patches.reshape(height * width, group, -1), slots, groups),

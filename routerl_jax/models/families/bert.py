@@ -65,7 +65,7 @@ class Encoder(Embedder):
         param_dtype: jnp.dtype = jnp.float32,
         compute_dtype: jnp.dtype | None = None,
     ) -> None:
-        super().__init__(config, param_dtype, compute_dtype)
+        super().__init__(config, config.embed, param_dtype, compute_dtype)
         init = Initializer(key, config.init_scale, param_dtype)
         self.word = init.normal((config.vocab_size, config.embed), ("vocab", "embed"))
         self.position = init.normal((config.first_position + config.max_length, config.embed), (None, "embed"))
@@ -76,11 +76,6 @@ class Encoder(Embedder):
         if config.pooling == "pooler":
             self.pooler = init.normal((config.embed, config.embed), ("embed", "mlp"))
             self.pooler_bias = init.zeros((config.embed,), (None,))
-
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-        return self.config.embed
 
     def __call__(
         self,

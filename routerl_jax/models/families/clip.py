@@ -296,16 +296,11 @@ class Clip(PictureEmbedder):
         param_dtype: jnp.dtype = jnp.float32,
         compute_dtype: jnp.dtype | None = None,
     ) -> None:
-        super().__init__(config, param_dtype, compute_dtype)
+        super().__init__(config, config.projection, param_dtype, compute_dtype)
         init = Initializer(key, config.init_scale, param_dtype)
         self.text = TextTower(config, init)
         self.vision = VisionTower(config, init)
         self.logit_scale = nnx.Param(jnp.asarray(np.log(1 / 0.07), param_dtype), axes=())  # of the training loss
-
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-        return self.config.projection
 
     def encode_text(self, tokens: Int[Array, "B T"], *, attention: Attention | None = None) -> Float[Array, "B E"]:
         """Projected text vectors, float32, not normalised. Rows are padded on the right; attention is causal, so no mask is

@@ -67,7 +67,7 @@ class LateInteraction(Embedder):
         param_dtype: jnp.dtype = jnp.float32,
         compute_dtype: jnp.dtype | None = None,
     ) -> None:
-        super().__init__(config, param_dtype, compute_dtype)
+        super().__init__(config, config.dim, param_dtype, compute_dtype)
         # The language model's head is not used. A tied head has no parameters.
         text = dataclasses.replace(config.backbone.text, tied_embeddings=True)
         self.backbone = VisionLanguageModel(
@@ -76,11 +76,6 @@ class LateInteraction(Embedder):
         init = Initializer(jax.random.fold_in(key, 0), config.init_scale, param_dtype)
         self.projection = init.normal((text.embed, config.dim), ("embed", None))
         self.projection_bias = init.zeros((config.dim,), (None,))
-
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-        return self.config.dim
 
     @property
     def longest_text(self) -> int:

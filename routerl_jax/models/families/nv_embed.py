@@ -120,15 +120,10 @@ class NVEmbed(Embedder):
         param_dtype: jnp.dtype = jnp.float32,
         compute_dtype: jnp.dtype | None = None,
     ) -> None:
-        super().__init__(config, param_dtype, compute_dtype)
+        super().__init__(config, config.text.embed, param_dtype, compute_dtype)
         self.backbone = Decoder(config.text, key, param_dtype=param_dtype)
         init = Initializer(jax.random.fold_in(key, 0), config.text.init_scale, param_dtype)
         self.pooler = LatentAttention(config, init)
-
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-        return self.config.text.embed
 
     @property
     def longest_text(self) -> int:
