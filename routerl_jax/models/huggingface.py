@@ -21,7 +21,6 @@ from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import VOCABULARIES, Tokenizer
 from routerl_jax.models import pretrained
-from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.embedding import Embedder, text_rows
 from routerl_jax.models.family import FAMILIES, Rule, family_of, write_json
@@ -217,7 +216,14 @@ def _write_settings(model: Any, scratch: pathlib.Path, tokenizer: Tokenizer | No
     stored_dtype = dtype or str(jax.tree.leaves(nnx.state(model, nnx.Param))[0].dtype)
     write_json(scratch / "config.json", family.write(model.architecture, stored_dtype))
     if family.role == "decoder":
-        write_json(scratch / "generation_config.json", _generation_config(model.config, tokenizer))
+        ends = list(dict.fromkeys([*model.config.eos_ids, *sorted(tokenizer.eos_ids if tokenizer else ())]))
+        generation = {  # the same end-of-turn ids as the engine's
+            "bos_token_id": model.config.bos_id,
+            "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
+            "do_sample": False,
+        }
+        padding = {} if tokenizer is None else {"pad_token_id": tokenizer.pad_id}
+        write_json(scratch / "generation_config.json", generation | padding)
     if tokenizer is not None:
         tokenizer.check(text_rows(model.architecture), "the export")
         tokenizer.save(scratch)
@@ -296,14 +302,3 @@ def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
         directory.rename(old)
     scratch.rename(directory)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _generation_config(config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """generation_config.json, with the same end-of-turn ids as the engine."""
-    ends = list(dict.fromkeys([*config.eos_ids, *sorted(tokenizer.eos_ids if tokenizer else ())]))
-    result = {
-        "bos_token_id": config.bos_id,
-        "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
-        "do_sample": False,
-    }
-    return result if tokenizer is None else result | {"pad_token_id": tokenizer.pad_id}

@@ -42,7 +42,7 @@ from routerl_jax.models.family import (
     write_json,
     write_keys,
 )
-from routerl_jax.models.images import ImageSource, decode_image
+from routerl_jax.models.images import CLIP_MEAN, CLIP_STD, ImageSource, decode_image, normalised_levels
 from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision
 
 _MOST_PIXELS = 2**28  # of a picture after resizing: a thin strip becomes huge before the crop takes its middle
@@ -66,16 +66,15 @@ class ClipImageProcessor:
 
     size: int | tuple[int, int] = 224
     crop: int = 224
-    mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
-    std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    mean: tuple[float, float, float] = CLIP_MEAN
+    std: tuple[float, float, float] = CLIP_STD
     rescale: float = 1 / 255
     resample: int = int(Image.Resampling.BICUBIC)
 
     def __call__(self, source: ImageSource) -> Float32[np.ndarray, "crop crop 3"]:
         """Pixels of one picture. Raises ValueError if it is no picture (`images.decode_image`)."""
         pixels = self._middle(decode_image(source))
-        levels = (np.arange(256, dtype=np.float64) * self.rescale).astype(np.float32)
-        table = (levels - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
+        table = normalised_levels(self.mean, self.std, self.rescale)
         return np.stack([table[channel][pixels[:, :, channel]] for channel in range(3)], axis=-1)
 
     def _middle(self, image: Image.Image) -> np.ndarray:
