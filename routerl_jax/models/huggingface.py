@@ -21,6 +21,7 @@ from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import VOCABULARIES, Tokenizer
 from routerl_jax.models import pretrained
+from routerl_jax.models.conversion import as_safetensors
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.embedding import Embedder, text_rows
 from routerl_jax.models.family import FAMILIES, Rule, family_of, write_json
@@ -29,7 +30,6 @@ from routerl_jax.models.lora import merged
 from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
 from routerl_jax.models.peft import base_of, load_adapter
 from routerl_jax.models.safetensors_files import Checkpoint, TensorWriter, fill, progress_bar
-from routerl_jax.models.torch_files import as_safetensors
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
 
