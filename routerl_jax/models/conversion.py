@@ -1,7 +1,7 @@
 """Weights in other files than safetensors, which are converted once: what torch pickled, and llama.cpp's GGUF.
 
 Contriever and BGE-M3 are on the hub only as torch's pickles (pytorch_model.bin, .pth). They are read without torch and without
-running code of the pickle, and memory-mapped, so the host holds only some of their pages. Of GGUF, Llama's architecture is read.
+running code of the pickle, and memory-mapped, so the host holds only some of their pages. Of GGUF, the Llama family is read.
 """
 
 from __future__ import annotations
