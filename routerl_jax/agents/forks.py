@@ -17,8 +17,8 @@ from typing import Any
 from routerl_jax.agents.conversation import Conversation, Rollout
 from routerl_jax.agents.grammar import RouteChoices
 from routerl_jax.core.types import Branch, Call
+from routerl_jax.engine.policy import Generated, Stream
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.engine.streams import Generated, Stream
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

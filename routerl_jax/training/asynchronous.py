@@ -17,7 +17,7 @@ from routerl_jax.agents.driver import Attempts
 from routerl_jax.core.safe_pickle import dumps, loads
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.engine.engine import Engine
-from routerl_jax.engine.streams import Stream
+from routerl_jax.engine.policy import Stream
 from routerl_jax.training.profiler import Clock
 from routerl_jax.training.rollouts import Rollouts, RolloutSource
 from routerl_jax.training.stages import RunStage, Stages
