@@ -82,9 +82,8 @@ class Rule:
 
 
 Rules = dict[Any, Rule]  # by our parameter path, as flax.nnx gives it
-Modules = dict[
-    tuple[str, ...], tuple[str, Axes]
-]  # by our path of a weight: its module in theirs, and the weight's axes
+# by our path of a weight: its module in theirs, and the weight's axes
+Modules = dict[tuple[str, ...], tuple[str, Axes]]
 
 
 def with_biases(modules: Modules) -> Rules:
