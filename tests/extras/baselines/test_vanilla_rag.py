@@ -9,7 +9,7 @@ import pytest
 
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Passage
-from routerl_jax.engine.streams import Generated
+from routerl_jax.engine.policy import Generated
 from routerl_jax.extras.baselines.vanilla_rag import (
     RECOMP,
     REPLUG,
