@@ -127,9 +127,9 @@ def _hf_features(hf: torch.nn.Module) -> torch.Tensor:
     return torch.stack([found.pooler_output, *deep], 1) if deep else found.pooler_output
 
 
-def _our_inputs(config: VisionConfig, pictures: list[np.ndarray], bucket: int = 16 * 64) -> VisionInputs:
-    """In a bucket that is larger than all the pictures."""
-    return concatenate([_processor(config)(picture) for picture in pictures], [bucket])
+def _our_inputs(config: VisionConfig, pictures: list[np.ndarray], patches: int = 16 * 64) -> VisionInputs:
+    """In an array that is larger than all the pictures."""
+    return concatenate([_processor(config)(picture) for picture in pictures], patches)
 
 
 _run = nnx.jit(lambda tower, inputs: tower(inputs))

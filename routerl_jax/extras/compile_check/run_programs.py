@@ -20,9 +20,8 @@ from routerl_jax.engine.rows import PrefillShapes, most_rows
 from routerl_jax.engine.stops import STATE_BUCKET
 from routerl_jax.engine.weights import WeightCopier
 from routerl_jax.learning.batch import BatchLayout
-from routerl_jax.learning.learner import trained_parameters
-from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.programs import abstract_state, jit_programs
+from routerl_jax.learning.learner import abstract_state, jit_programs, trained_parameters
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.experts import own_share
 from routerl_jax.models.family import FAMILIES

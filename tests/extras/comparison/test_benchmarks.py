@@ -20,7 +20,7 @@ from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 from routerl_jax.knowledge.corpus import read_corpus
 from routerl_jax.knowledge.pages.reading import Problems
-from routerl_jax.knowledge.pictures.build import read_pictures
+from routerl_jax.knowledge.pictures import read_pictures
 from routerl_jax.knowledge.tables import read_tables
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig
 from routerl_jax.training.knowledge import open_knowledge_bases
