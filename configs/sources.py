@@ -54,7 +54,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
     config = to_config_dict(
         schema.TrainConfig(
             recipe="search",
-            steps=24,
+            steps=18,
             model=schema.ModelConfig(
                 path="SmolLM2-135M-Instruct",
                 dtype="float32",
@@ -76,14 +76,14 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
             learner=schema.LearnerConfig(
                 advantage="batch_std",
                 credit="counterfactual",
-                forks=schema.ForkCreditConfig(weights="even"),
+                forks=schema.ForkCreditConfig(weights="even", baseline="worst"),
                 drop_tails=True,
-                minibatches=2,
-                loss=schema.LossConfig(clip_low=0.2, clip_high=0.28, min_entropy=0.02),
-                optimizer=_optimizer(2e-4, "linear", 3, 0.2),
+                minibatches=3,
+                loss=schema.LossConfig(kind="reinforce"),
+                optimizer=_optimizer(4e-4, "linear", 3, 0.2),
                 length_buckets=(128, 256, 384, 768),
                 share_prefixes=True,
-                micro_tokens=1536,
+                micro_tokens=768,
             ),
             evaluation=schema.EvaluationConfig(
                 every=8, examples=64, final_examples=-1, names={"warm_start": "start", "trained": "learnt"}

@@ -311,8 +311,13 @@ def judged_advantages(
 # plus the gradient of the text before the decision. So the tokens of try r have weight pi_r (`policy`). With weights
 # `even` they have weight 1 / n, as if the policy chose all alternatives equally often. Then it learns about an
 # alternative that it rarely takes as fast as about any other.
+#
+# With the least value as b and even weights, the step is that of reward-weighted regression (Peters and Schaal, ICML 2007):
+# where one alternative alone is right, it is the gradient of its log-probability. It ends where that alternative is chosen
+# for certain, and does not vanish where it is hardly ever chosen. With the other two, a policy may choose one
+# alternative for all questions, and stay there.
 
-Baseline = Literal["policy", "mean"]
+Baseline = Literal["policy", "mean", "worst"]
 Weights = Literal["policy", "even"]
 
 
@@ -331,10 +336,12 @@ def choice_advantages(
     Args:
       values: V_r, the value of each alternative.
       logprobs: log-probability of each alternative under the policy.
-      baseline: b as above (`policy`), or the plain mean of the values (`mean`).
+      baseline: b as above (`policy`), the plain mean of the values (`mean`), or the least of them (`worst`).
     """
     values = np.asarray(values, np.float64)
-    return values - (probabilities(logprobs) @ values if baseline == "policy" else values.mean())
+    if baseline == "policy":
+        return values - probabilities(logprobs) @ values
+    return values - (values.mean() if baseline == "mean" else values.min(initial=np.inf))
 
 
 def try_weights(logprobs: Float[np.ndarray, " n"], weights: Weights = "policy") -> Float[np.ndarray, " n"]:

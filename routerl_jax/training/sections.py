@@ -339,7 +339,8 @@ class TurnCreditConfig:
 class ForkCreditConfig:
     """Settings of credit="counterfactual" (learning.advantages), for attempts with rollout.forks."""
 
-    # a branch's value is compared with the policy's expectation, or with the branches' mean
+    # a branch's value is compared with the policy's expectation, with the branches' mean, or with the worst
+    # branch's (learning.advantages says what each leads to)
     baseline: Baseline = "policy"
     weights: Weights = "policy"  # weight of a branch: the policy's probability of it, or the same for all (even)
     # the value of all other tokens is compared with all of the question, or with segments after the same choices
