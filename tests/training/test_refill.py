@@ -130,8 +130,8 @@ def test_replaced_groups_are_measured_and_not_learnt_from(
     monkeypatch.setattr(rollouts_module, "run", lambda agent, examples, *_, **__: attempts(examples))
     learner = schema.LearnerConfig(micro_tokens=256, advantage="batch_std")
     stage, agent, run_, engine = make_run(tmp_path, "given", learner, refill=1)
-    reward = _Stage(1, 30).reward
-    stage = dataclasses.replace(stage, reward=reward, stream=_InOrder(30))
+    config = dataclasses.replace(stage.config, rollout=dataclasses.replace(stage.config.rollout, examples=4))
+    stage = dataclasses.replace(stage, config=config, reward=_Stage(1, 30).reward, stream=_InOrder(30))
     with (clock := Clock())("step"):
         source = RolloutSource(OneStage(stage), agent, engine, {})
         metrics = take_step(source, stage, run_, engine, {}, 0, clock)
