@@ -104,7 +104,7 @@ class QueryCache:
         return vectors
 
     def fetch(
-        self, queries: Mapping[str, T], embed: Callable[[list[T]], Sequence[np.ndarray]], group: str = ""
+        self, queries: Mapping[str, T], embed: Callable[[list[T]], Sequence[np.ndarray] | np.ndarray], group: str = ""
     ) -> dict[str, np.ndarray]:
         """The vectors of queries by their keys. `embed` computes those that are not cached.
 
@@ -136,7 +136,7 @@ class QueryCache:
         return vectors | fresh
 
     def _embedded(
-        self, queries: Mapping[str, T], embed: Callable[[list[T]], Sequence[np.ndarray]]
+        self, queries: Mapping[str, T], embed: Callable[[list[T]], Sequence[np.ndarray] | np.ndarray]
     ) -> dict[str, np.ndarray]:
         """Embeds and caches queries, and drops the oldest vectors if there are too many."""
         # copies, because a view would keep the batch alive

@@ -253,7 +253,8 @@ def assign(
 
     left_out = np.zeros(len(episodes), bool)
     # an episode with a verdict that does not count is left out, whatever is configured
-    for name in dict.fromkeys([*settings.leave_out, *(["unjudged"] if any(map(unjudged, episodes)) else [])]):
+    always = ("unjudged",) if any(map(unjudged, episodes)) else ()
+    for name in dict.fromkeys((*settings.leave_out, *always)):
         chosen = np.asarray([EPISODE_MASKS.get(name)(episode) for episode in episodes], bool)
         metrics[f"actor/left_out/{name}"] = float(chosen.mean())
         left_out |= chosen

@@ -199,7 +199,8 @@ class Reader:
                     picture = decode_image(scan.copy(), name=name)
             except (OSError, EOFError, SyntaxError) as error:
                 raise ValueError(f"{name}: damaged or incomplete ({error}); repair or remove it") from error
-        check_aspect(*picture.size, name)
+        width, height = picture.size
+        check_aspect(width, height, name)
         return picture
 
     def text(self, page: Page) -> str:
