@@ -16,6 +16,7 @@ if __name__ == "__main__":
     tune_process()
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,12 +64,18 @@ def main(_: Sequence[str]) -> None:
     if config.mcp != "stdio":
         check_port(config.host, config.port)
     served = open_served(config)
-    if config.mcp == "stdio":
-        from routerl_jax.extras.kb_server.mcp import serve_stdio
+    if config.mcp == "off":
+        serve(served, config)
+        return
+    from routerl_jax.extras.kb_server.mcp import (  # the `mcp` package is loaded where it is asked for
+        http_app,
+        serve_stdio,
+    )
 
+    if config.mcp == "stdio":
         serve_stdio(served, config)
     else:
-        serve(served, config)
+        serve(served, config, functools.partial(http_app, host=config.host))
 
 
 def read_serve_config() -> ServeConfig:

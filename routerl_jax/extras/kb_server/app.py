@@ -379,13 +379,12 @@ def warm_up(kb: KnowledgeBase) -> None:
             return
 
 
-def serve(served: Sequence[Served], config: ServeConfig) -> None:
-    """Serves until SIGTERM or SIGINT. Raises ValueError if the port is taken or a package is missing."""
-    mcp = None
-    if config.mcp == "http":
-        from routerl_jax.extras.kb_server.mcp import http_app
+def serve(served: Sequence[Served], config: ServeConfig, mcp: Callable[[Server], Starlette] | None = None) -> None:
+    """Serves until SIGTERM or SIGINT. `mcp`: as for `create_app`.
 
-        mcp = functools.partial(http_app, host=config.host)
+    Raises:
+      ValueError: the port is taken or a package is missing.
+    """
     app = create_app(served, config, token=read_token(config.token_file), hosts=bound_hosts(config.host), mcp=mcp)
     try:
         run_server(app, config, functools.partial(_greeting, served, config))
