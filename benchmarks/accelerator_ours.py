@@ -19,12 +19,11 @@ from benchmarks.agentic_work import Trajectory, must_prefill
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.policy import Stream
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.engine.streams import Stream
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig, token_weights
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import DecoderConfig

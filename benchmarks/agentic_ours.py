@@ -34,8 +34,7 @@ from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.engine.engine import Engine
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig, token_weights
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder

@@ -164,8 +164,7 @@ def serve_and_ask(directory: str, questions: Sequence[str], clients: int, think:
     import httpx2
     import uvicorn
 
-    from routerl_jax.extras.kb_server.app import Served, create_app
-    from routerl_jax.extras.kb_server.config import warm_up
+    from routerl_jax.extras.kb_server.app import Served, create_app, warm_up
     from routerl_jax.knowledge.load import load_kb
 
     kb = load_kb(directory)

@@ -223,7 +223,7 @@ class Reader:
         if not isinstance(self.model, VisionLanguageModel):
             return tokens, positions[0], None, index
         none = blank(_PATCHES, self.model.visual.config.patch_dim)
-        rows = [concatenate(placed, [_PATCHES]) if placed else none for placed in pictures]
+        rows = [concatenate(placed, _PATCHES) if placed else none for placed in pictures]
         rows += [none] * (_ROWS - len(part))
         return tokens, positions, jax.tree.map(lambda *values: np.stack(values), *rows), index
 

@@ -5,7 +5,7 @@
 
 With traces: prints the tokens per step when the recorded texts are sampled with drafts (SmolLM2's tokenizer). This is exact,
 because a draft is accepted where it equals the sampled token. Then prints the gain of decoding on a chip
-(extras.compile_check.chips). A step takes the longer of two times there: to read weights and cache once, and to multiply all
+(extras.compile_check.roofline). A step takes the longer of two times there: to read weights and cache once, and to multiply all
 its tokens.
 
 Without traces: SmolLM2-135M-Instruct answers questions about passages of Atlas greedily, with drafts and without in turn. Both
@@ -34,7 +34,7 @@ from routerl_jax.data.atlas.world import passages_of
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.programs import LONGEST_MATCH
 from routerl_jax.engine.sampling import GREEDY
-from routerl_jax.extras.compile_check.chips import CHIPS
+from routerl_jax.extras.compile_check.roofline import CHIPS
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.pretrained import resolve
 

@@ -42,7 +42,7 @@ from routerl_jax.extras.compile_check.run_programs import lower_programs
 from routerl_jax.learning.advantages import truncated_importance
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained

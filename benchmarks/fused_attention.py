@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from routerl_jax.engine.cache import quantize_tokens
-from routerl_jax.engine.fused_kernels import fused_attention, fused_decode
+from routerl_jax.engine.fused import fused_attention, fused_decode
 from routerl_jax.engine.segments import blockwise_attention, chunked_attention
 
 KV_HEADS, HEADS, WIDTH, ROWS, LENGTH, FILLED = 2, 12, 128, 64, 4096, 1024

@@ -23,9 +23,9 @@ from unittest import mock
 import numpy as np
 
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.corpus import passage_text
 from routerl_jax.knowledge.graph.build import TRIPLES
 from routerl_jax.knowledge.graph.kb import ENTITIES, GraphKB
-from routerl_jax.knowledge.graph.triples import passage_text
 from routerl_jax.knowledge.store import EMBEDDINGS, StoredArray, StoredPassages
 
 

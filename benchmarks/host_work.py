@@ -37,10 +37,10 @@ from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.policy import Stream
 from routerl_jax.engine.programs import DecodeOutputs
 from routerl_jax.engine.rows import Placement
-from routerl_jax.engine.streams import Stream
-from routerl_jax.extras.compile_check.chips import CHIPS
+from routerl_jax.extras.compile_check.roofline import CHIPS
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.pretrained import resolve

@@ -37,9 +37,9 @@ from routerl_jax.core.types import Episode, Example
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training import config as schema
+from routerl_jax.training.asynchronous import PartialRollouts
 from routerl_jax.training.health import staleness_metrics
-from routerl_jax.training.partial import PartialRollouts
-from routerl_jax.training.rollouts import Rollouts, roll_out
+from routerl_jax.training.rollouts import Rollouts
 from routerl_jax.training.setup import build_recipe, make_engine
 from routerl_jax.training.stages import Stages
 
@@ -74,7 +74,7 @@ def measured(partial: int, steps: int, examples: int, samples: int, directory: p
     model.config = dataclasses.replace(model.config, eos_ids=())
     model.tokenizer.eos_ids = frozenset()
     stages, engine = Stages(config, build_recipe(config)), make_engine(config, model)
-    under_way = PartialRollouts(stages, Writer(), engine, {}, steps)
+    under_way = PartialRollouts(stages, Writer(), engine, {})
     calls, advance = 0, engine.step
 
     def counted() -> Any:
@@ -85,9 +85,7 @@ def measured(partial: int, steps: int, examples: int, samples: int, directory: p
     engine.step = counted
     rollouts_by_step: list[Rollouts] = []
     for step in range(steps):
-        stage = stages.at(step)
-        asked = under_way.draw(stage, step, whole=False)
-        rollouts_by_step.append(roll_out(stage, asked, step, under_way))
+        rollouts_by_step.append(under_way.roll_out(step))
         engine.update(nnx.state(model, nnx.Param), step + 1)
     ages = [staleness_metrics(rollouts.episodes, rollouts.step) for rollouts in rollouts_by_step]
 

@@ -32,13 +32,11 @@ from benchmarks.accelerator_limits import memory_rate, timed
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.extras.compile_check.chips import Chip
 from routerl_jax.extras.compile_check.hlo_costs import Costs, count
-from routerl_jax.extras.compile_check.roofline import Estimate, estimate
+from routerl_jax.extras.compile_check.roofline import Chip, Estimate, estimate
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig, token_weights
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.parallel.mesh import make_mesh

@@ -5,7 +5,7 @@
 
 The files are those of benchmarks.accelerator. XLA compiles for GPUs only where there is one. So each measured update, prefill
 and decode call is lowered at the same sizes and compiled for one TPU v5p; FLOPs and bytes of that program take their time at
-the GPU's peaks. Both peaks are used: those that are published (extras/compile_check/chips.py), and those that the file's own
+the GPU's peaks. Both peaks are used: those that are published (extras/compile_check/roofline.py), and those that the file's own
 run measured.
 """
 
@@ -26,10 +26,9 @@ from typing import Any
 
 from benchmarks.accelerator import SIZES
 from benchmarks.accelerator_ours import Shapes
-from routerl_jax.extras.compile_check.check import compile_for_tpu
-from routerl_jax.extras.compile_check.chips import CHIPS, Chip, topology_devices
+from routerl_jax.extras.compile_check.check import compile_for_tpu, topology_devices
 from routerl_jax.extras.compile_check.hlo_costs import Costs, count
-from routerl_jax.extras.compile_check.roofline import estimate
+from routerl_jax.extras.compile_check.roofline import CHIPS, Chip, estimate
 from routerl_jax.extras.compile_check.run_programs import run_programs
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training import config as schema

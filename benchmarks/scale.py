@@ -29,9 +29,8 @@ from typing import Any
 import numpy as np
 
 from routerl_jax.core.config import from_config_dict
-from routerl_jax.extras.compile_check.check import check
-from routerl_jax.extras.compile_check.chips import CHIPS, HBM_GIB, topology_devices
-from routerl_jax.extras.compile_check.layout_search import step_parts
+from routerl_jax.extras.compile_check.check import HBM_GIB, check, step_parts, topology_devices
+from routerl_jax.extras.compile_check.roofline import CHIPS
 from routerl_jax.extras.compile_check.run_programs import sequences_of_step
 from routerl_jax.models.published import architecture_of
 from routerl_jax.models.work import Work

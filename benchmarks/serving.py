@@ -130,7 +130,7 @@ def serve(side: str, setup: str, count: int, port: int) -> None:
     """One of the servers, until it is killed."""
     import uvicorn
 
-    from routerl_jax.extras.kb_server.config import warm_up
+    from routerl_jax.extras.kb_server.app import warm_up
     from routerl_jax.knowledge.dense import DenseKB
     from routerl_jax.knowledge.encoders import shared_encoder
     from routerl_jax.knowledge.load import load_kb

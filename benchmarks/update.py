@@ -25,8 +25,7 @@ def main() -> None:
     from routerl_jax.core.ledger import Ledger
     from routerl_jax.learning.batch import BatchLayout
     from routerl_jax.learning.learner import Learner
-    from routerl_jax.learning.losses import token_weights
-    from routerl_jax.learning.objective import LossConfig
+    from routerl_jax.learning.losses import LossConfig, token_weights
     from routerl_jax.learning.optimizer import OptimizerConfig
     from routerl_jax.parallel.mesh import make_mesh
 

@@ -18,10 +18,9 @@ from PIL import Image
 
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example
-from routerl_jax.data.atlas.page_questions import page_questions
-from routerl_jax.data.atlas.pages import SIZE
+from routerl_jax.data.atlas.pages import SIZE, page_questions
 from routerl_jax.evaluation.records import read_records, write_records
-from routerl_jax.evaluation.sheets import sheet
+from routerl_jax.evaluation.trajectory import sheet
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import ImageProcessor
 from routerl_jax.models.regions import Pixels, RegionRule, View, region

@@ -10,7 +10,7 @@ from configs.common import ATLAS_KNOWLEDGE
 from routerl_jax.agents.agent import Agent
 from routerl_jax.core.config import to_config_dict
 from routerl_jax.training import config as schema
-from routerl_jax.training.demonstrations import Demonstrations, Mixed, open_demonstrations, sight_demonstrations
+from routerl_jax.training.demonstrations import Demonstrations, mixed, open_demonstrations, sight_demonstrations
 
 TOWER = {
     "depth": 2,
@@ -28,7 +28,7 @@ def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Dem
     """The demonstrations to train on, and the held-out ones."""
     atlas = dataclasses.replace(config.warm_start, demonstrations="atlas")
     old = open_demonstrations(dataclasses.replace(config, warm_start=atlas), agent)
-    training, held_out = (Mixed(sight_demonstrations(config.seed + stream), old[stream], OLD) for stream in (0, 1))
+    training, held_out = (mixed(sight_demonstrations(config.seed + stream), old[stream], OLD) for stream in (0, 1))
     return training, held_out
 
 

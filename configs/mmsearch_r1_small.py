@@ -10,13 +10,13 @@ import numpy as np
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.core.types import Demonstration, Example
+from routerl_jax.core.types import Demonstration, Example, Passage, TextAndImage
 from routerl_jax.data.atlas.invented import invented_world
 from routerl_jax.data.atlas.known import known_questions, strength
 from routerl_jax.data.atlas.sight import NEEDED, PLANS, Plan, Planned, planned, renamed, restated, value_by_chance
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD, reward
 from routerl_jax.training import config as schema
-from routerl_jax.training.demonstrations import Demonstrations, Mixed, Shuffled, Worked, searched, sight_demonstrations
+from routerl_jax.training.demonstrations import Demonstrations, Worked, mixed, shuffled, sight_demonstrations
 from routerl_jax.training.knowledge import open_knowledge_bases
 
 TOOLS = ("image", "text")
@@ -110,7 +110,15 @@ def taught(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, De
 
 
 def _searched(config: schema.TrainConfig, plans: Sequence[Planned]) -> list[Demonstration]:
-    return searched(plans, open_knowledge_bases(config.knowledge, progress=False), TOOLS, K, IMAGE_K)
+    """Carries out the plans, with one call of each knowledge base for all of them."""
+    tools = open_knowledge_bases(config.knowledge, progress=False)
+    pictured = [plan for plan in plans if "image" in plan.plan]
+    worded = [plan for plan in plans if "text" in plan.plan]
+    pictures = tools[TOOLS[0]].search([TextAndImage(image=plan.example.images[0]) for plan in pictured], IMAGE_K)
+    by_picture: dict[int, Sequence[Passage]] = {id(plan): passages for plan, passages in zip(pictured, pictures)}
+    queries = [plan.query(plan.named(by_picture.get(id(plan)))) for plan in worded]
+    in_words = {id(plan): passages for plan, passages in zip(worded, tools[TOOLS[1]].search(queries, K))}
+    return [plan.demonstration(TOOLS, by_picture.get(id(plan)), in_words.get(id(plan))) for plan in plans]
 
 
 def _demonstrations(
@@ -120,7 +128,7 @@ def _demonstrations(
     held_out = len(worked) // 20
     parts = worked[held_out:], worked[:held_out]
     training, judged = (
-        Mixed(Shuffled(part, config.seed), sight_demonstrations(config.seed + stream, SIGHT), KEPT_SIGHT)
+        mixed(shuffled(part, config.seed), sight_demonstrations(config.seed + stream, SIGHT), KEPT_SIGHT)
         for stream, part in enumerate(parts)
     )
     return training, judged

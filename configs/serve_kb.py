@@ -3,7 +3,7 @@
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.extras.kb_server.config import ServeConfig
+from routerl_jax.extras.kb_server.app import ServeConfig
 
 
 def get_config(knowledge_bases: str = "") -> ml_collections.ConfigDict:
@@ -11,7 +11,7 @@ def get_config(knowledge_bases: str = "") -> ml_collections.ConfigDict:
 
     python -m launch.serve_kb --config=configs/serve_kb.py:wiki=kb/wiki,tables=kb/tables --config.port=8000
 
-    `extras.kb_server.config.ServeConfig` explains the keys.
+    `extras.kb_server.app.ServeConfig` explains the keys.
     """
     pairs = (pair.partition("=") for pair in knowledge_bases.split(",") if pair)
     return to_config_dict(ServeConfig(knowledge_bases={name: directory for name, _, directory in pairs}))

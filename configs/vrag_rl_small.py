@@ -17,7 +17,7 @@ from routerl_jax.data.atlas.register import ACROSS, SIZE, register_questions
 from routerl_jax.recipes.vrag_rl.rewards import reward
 from routerl_jax.training import config as schema
 from routerl_jax.training.alignment import Sheets
-from routerl_jax.training.demonstrations import Demonstrations, Drawn, Mixed, Then, Worked
+from routerl_jax.training.demonstrations import Demonstrations, Worked, drawn, mixed, then
 
 TOOL = "pages"
 SIDE = 28 * ACROSS  # pixels of a page's side as it is seen, and of a crop's: an image token a cell
@@ -73,10 +73,10 @@ def shown(config: schema.TrainConfig, agent: Agent, raw: bool = False) -> tuple[
         return Worked(example, [(text, True)], bare=True)
 
     def stream(number: int) -> Demonstrations:
-        plans, parts = (Drawn([14, config.seed, number, i], draw) for i, draw in enumerate((plan, part)))
-        return Mixed(plans, parts, KEPT_PARTS)
+        plans, parts = (drawn([14, config.seed, number, i], draw) for i, draw in enumerate((plan, part)))
+        return mixed(plans, parts, KEPT_PARTS)
 
-    return Then(Drawn([14, config.seed, 0, 2], part), ONLY_PARTS, stream(0)), stream(1)
+    return then(drawn([14, config.seed, 0, 2], part), ONLY_PARTS, stream(0)), stream(1)
 
 
 shown_raw = functools.partial(shown, raw=True)

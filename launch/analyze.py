@@ -67,7 +67,7 @@ def main(_: Sequence[str]) -> None:
     from routerl_jax.extras.analysis.figure import analysis_figure
     from routerl_jax.extras.analysis.numbers import analyse, analyse_calibration, analyse_workflows, training_curves
     from routerl_jax.extras.analysis.trials import Trials
-    from routerl_jax.extras.comparison.papers.known import FIGURE_HEADINGS, listing
+    from routerl_jax.extras.comparison.papers.figure import FIGURE_HEADINGS, listing
     from routerl_jax.training import load
 
     if "help" in FLAGS.figures:

@@ -27,6 +27,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch.command import read_config, start
+from launch.command import run_schemas as schemas
 
 FLAGS = flags.FLAGS
 
@@ -46,13 +47,6 @@ def define_flags() -> None:
     flags.DEFINE_bool("json", False, "Print one JSON object per attempt instead.")
 
 
-def schemas() -> dict[str, type]:
-    """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.training.config import TrainConfig
-
-    return {"A run": TrainConfig}
-
-
 def main(argv: Sequence[str]) -> None:
     if len(argv) != 2 or not argv[1].strip():
         raise ValueError('give exactly one question, in quotes: python -m launch.ask --workdir=DIR "..."')
@@ -64,8 +58,7 @@ def main(argv: Sequence[str]) -> None:
     from routerl_jax.core.types import Example
     from routerl_jax.engine.sampling import Sampling
     from routerl_jax.evaluation.records import PictureFiles, episode_record
-    from routerl_jax.evaluation.sheets import write_sheet
-    from routerl_jax.evaluation.trajectory import render
+    from routerl_jax.evaluation.trajectory import render, write_sheet
     from routerl_jax.models.images import decode_image
     from routerl_jax.services.policy import ChatModel
     from routerl_jax.training.knowledge import with_knowledge

@@ -26,6 +26,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch.command import read_config, start
+from launch.command import run_schemas as schemas
 
 FLAGS = flags.FLAGS
 
@@ -52,13 +53,6 @@ def define_flags() -> None:
     flags.DEFINE_string("host", "127.0.0.1", "Page: interface to listen at.")
     flags.DEFINE_integer("port", 8766, "Page: port; 0 takes a free one.")
     flags.DEFINE_integer("rows", None, "Page: replies that are written at once (4).", lower_bound=1)
-
-
-def schemas() -> dict[str, type]:
-    """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.training.config import TrainConfig
-
-    return {"A run": TrainConfig}
 
 
 def main(_: Sequence[str]) -> None:

@@ -126,7 +126,7 @@ def _answerable(examples: Sequence[Any]) -> dict[str, Any]:
 
     from routerl_jax.core.buckets import fetched
     from routerl_jax.core.files import write_json_lines
-    from routerl_jax.evaluation.answerable import AnswerCheck, summary
+    from routerl_jax.extras.answerable import AnswerCheck, summary
     from routerl_jax.extras.curation.questions import question_row
     from routerl_jax.knowledge.bm25 import Bm25Config, passages_or_rows
     from routerl_jax.knowledge.hybrid import is_url

@@ -187,6 +187,13 @@ def check_writable(flag: str, path: str | os.PathLike[str], *, file: bool = Fals
         ) from error
 
 
+def run_schemas() -> dict[str, type]:
+    """The classes of configurations, by their description, that --config may name where it describes a run (`start`)."""
+    from routerl_jax.training.config import TrainConfig
+
+    return {"A run": TrainConfig}
+
+
 def read_config() -> TrainConfig:
     """The run that --config and its overrides describe. Raises ValueError that names the file or the key."""
     from routerl_jax.training.config import TrainConfig
@@ -223,7 +230,7 @@ def _print_help(schemas: Schemas | None) -> None:
     """The program's purpose, its flags, and the fields of its configuration."""
     app.usage(shorthelp=True, writeto_stdout=True)
     if schemas:
-        from launch.settings import print_fields
+        from launch.configuration import print_fields
 
         print_fields(schemas())
 

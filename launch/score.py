@@ -91,7 +91,7 @@ def main(_: Sequence[str]) -> None:
 
 def _score_trajectories() -> None:
     from routerl_jax.evaluation import report
-    from routerl_jax.evaluation.recorded import score_rounds
+    from routerl_jax.evaluation.benchmark import score_rounds
 
     judge, counted = _judge()
     with contextlib.closing(judge) if judge else contextlib.nullcontext():

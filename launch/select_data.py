@@ -24,6 +24,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch.command import check_writable, read_config, start
+from launch.command import run_schemas as schemas
 
 FLAGS = flags.FLAGS
 
@@ -44,19 +45,11 @@ def define_flags() -> None:
     flags.mark_flag_as_required("config")
 
 
-def schemas() -> dict[str, type]:
-    """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.training.config import TrainConfig
-
-    return {"A run": TrainConfig}
-
-
 def main(_: Sequence[str]) -> None:
     from routerl_jax.core.files import check_same
     from routerl_jax.core.text import counted
     from routerl_jax.extras.curation.questions import counts_of
-    from routerl_jax.extras.curation.rollouts import policy_attempts
-    from routerl_jax.extras.curation.selection import SelectionConfig, select
+    from routerl_jax.extras.curation.selection import SelectionConfig, policy_attempts, select
     from routerl_jax.parallel.workdir import directory_lock
     from routerl_jax.training.setup import build_policy, build_recipe, open_examples
 

@@ -16,6 +16,7 @@ if __name__ == "__main__":
     tune_process()
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +26,14 @@ from ml_collections import config_flags
 from launch.command import read_config_as, start
 
 if TYPE_CHECKING:
-    from routerl_jax.extras.kb_server.config import ServeConfig
+    from routerl_jax.extras.kb_server.app import ServeConfig
 
 FLAGS = flags.FLAGS
 _OVERRIDES = ("host", "port", "token_file", "max_batch", "max_wait_ms", "max_queue", "mcp")
 
 
 def define_flags() -> None:
-    from routerl_jax.extras.kb_server.config import ServeConfig
+    from routerl_jax.extras.kb_server.app import ServeConfig
 
     default = ServeConfig()
     config_flags.DEFINE_config_file("config", None, "configs/serve_kb.py; keys as --config.key=value.")
@@ -50,32 +51,38 @@ def define_flags() -> None:
 
 def schemas() -> dict[str, type]:
     """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.extras.kb_server.config import ServeConfig
+    from routerl_jax.extras.kb_server.app import ServeConfig
 
     return {"A server": ServeConfig}
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.extras.kb_server.config import open_served, serve
+    from routerl_jax.extras.kb_server.app import open_served, serve
     from routerl_jax.services.asgi import check_port
 
     config = read_serve_config()
     if config.mcp != "stdio":
         check_port(config.host, config.port)
     served = open_served(config)
-    if config.mcp == "stdio":
-        from routerl_jax.extras.kb_server.mcp import serve_stdio
+    if config.mcp == "off":
+        serve(served, config)
+        return
+    from routerl_jax.extras.kb_server.mcp import (  # the `mcp` package is loaded where it is asked for
+        http_app,
+        serve_stdio,
+    )
 
+    if config.mcp == "stdio":
         serve_stdio(served, config)
     else:
-        serve(served, config)
+        serve(served, config, functools.partial(http_app, host=config.host))
 
 
 def read_serve_config() -> ServeConfig:
     """The configuration file, if one is given, with the flags that are given in place of its fields."""
-    from routerl_jax.extras.kb_server.config import ServeConfig
+    from routerl_jax.extras.kb_server.app import ServeConfig
 
-    config = read_config_as(ServeConfig) if _flag_is_set("config") else ServeConfig()
+    config = read_config_as(ServeConfig) if FLAGS["config"].present else ServeConfig()
     changes: dict[str, Any] = {key: FLAGS[key].value for key in _OVERRIDES if FLAGS[key].value is not None}
     if FLAGS.kb:
         pairs, names = dict(config.knowledge_bases), set()
@@ -89,10 +96,6 @@ def read_serve_config() -> ServeConfig:
             pairs[name] = directory
         changes["knowledge_bases"] = pairs
     return dataclasses.replace(config, **changes)
-
-
-def _flag_is_set(name: str) -> bool:
-    return FLAGS[name].present > 0
 
 
 if __name__ == "__main__":

@@ -27,8 +27,7 @@ from absl import flags
 from launch.command import start
 
 if TYPE_CHECKING:
-    from routerl_jax.extras.policy_server.app import Served
-    from routerl_jax.extras.policy_server.config import ServePolicyConfig
+    from routerl_jax.extras.policy_server.app import Served, ServePolicyConfig
 
 FLAGS = flags.FLAGS
 
@@ -57,8 +56,7 @@ def define_flags() -> None:
 
 
 def main(_: Sequence[str]) -> None:
-    from routerl_jax.extras.policy_server.app import create_app
-    from routerl_jax.extras.policy_server.config import ServePolicyConfig, open_policy
+    from routerl_jax.extras.policy_server.app import ServePolicyConfig, create_app, open_policy
     from routerl_jax.services.asgi import bound_hosts, check_port, read_token, run_server
 
     names = [field.name for field in dataclasses.fields(ServePolicyConfig)]
@@ -70,13 +68,7 @@ def main(_: Sequence[str]) -> None:
     check_port(config.host, config.port)
     served = open_policy(config)
     app = create_app(served, token=token, hosts=bound_hosts(config.host))
-    run_server(
-        app,
-        config.host,
-        config.port,
-        lambda url: _greeting(served, config, url),
-        shutdown_seconds=config.shutdown_seconds,
-    )
+    run_server(app, config, lambda url: _greeting(served, config, url))
 
 
 def _greeting(served: Served, config: ServePolicyConfig, url: str) -> str:

@@ -23,6 +23,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from launch.command import check_writable, read_config, start
+from launch.command import run_schemas as schemas
 from routerl_jax.core.buckets import in_bucket, url_of
 
 FLAGS = flags.FLAGS
@@ -56,17 +57,10 @@ def define_flags() -> None:
     )
 
 
-def schemas() -> dict[str, type]:
-    """The classes of configurations that --config may name, by their description."""
-    from routerl_jax.training.config import TrainConfig
-
-    return {"A run": TrainConfig}
-
-
 def main(_: Sequence[str]) -> None:
     config = read_config()
     if FLAGS.show:
-        from launch.settings import print_settings
+        from launch.configuration import print_settings
 
         print_settings(config)
         return
@@ -82,8 +76,8 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.distributed:
         multihost.initialize()
     workdir = pathlib.Path(FLAGS.workdir)
+    from routerl_jax.training.checks import check_resumable
     from routerl_jax.training.rl import train_rl
-    from routerl_jax.training.run import check_resumable
     from routerl_jax.training.sft import train_sft
     from routerl_jax.training.watch import RunStopped
 

@@ -69,8 +69,7 @@ def _print_episodes() -> None:
 
     from routerl_jax.core.text import counted
     from routerl_jax.evaluation.records import read_records
-    from routerl_jax.evaluation.sheets import write_sheet
-    from routerl_jax.evaluation.trajectory import render
+    from routerl_jax.evaluation.trajectory import render, write_sheet
     from routerl_jax.extras.viewer.runs import normalizer_of
     from routerl_jax.rewards.metrics import exact_match
 

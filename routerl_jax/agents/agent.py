@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 from routerl_jax.agents.chat import Chat, ChatRules
 from routerl_jax.agents.conversation import Conversation, Prompt, Request, Rollout, prompt_ids
 from routerl_jax.agents.grammar import RouteChoices
-from routerl_jax.agents.observation import Look, Marked, Rendered, Reply, Spoken, expanded_tokens
+from routerl_jax.agents.observation import Pieces, Reply, Spoken, expanded_tokens
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Call, Demonstration, Episode, Example, Observation, Passage, Query, ToolSchema, Turn
+from routerl_jax.core.types import Call, Demonstration, Episode, Example, Passage, Query, ToolSchema, Turn
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
@@ -33,14 +33,6 @@ class Routing(Protocol):
 
 
 EVERY_KB = "every_kb"  # in place of a routing: every search goes to all knowledge bases at once
-
-
-@dataclasses.dataclass(frozen=True)
-class PolicyRouting:
-    """The knowledge base that the policy names."""
-
-    def __call__(self, named: str, tools: Sequence[str], example: Example, sample: int, step: int) -> str:
-        return named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +55,6 @@ class RandomRouting:
         return tools[zlib.crc32(f"{self.seed}/{example.id}/{sample}/{step}".encode()) % len(tools)]
 
 
-# The pieces that follow a prompt, in order, each with whether the policy writes it (as text, or a whole message: Spoken).
-Pieces = list[tuple[Observation | Reply | Rendered | Look | Marked | Spoken, bool]]
 LearnsFrom = Literal["demonstrations", "golden_steps"]
 
 
@@ -528,19 +518,9 @@ class Tool:
         return dataclasses.replace(call, passages=tuple(passages), seconds=seconds)
 
     async def _reply(self, asked: Coroutine[Any, Any, Call]) -> Call:
-        """The reply to a request to a tool. A branch that still replays its past gets the recorded reply."""
-        state = self._rollout.branch_state
-        if state.replaying:
-            asked.close()
-            call = state.replay()
-            assert isinstance(call, Call), (
-                "the agent searches where it wrote before: it does not act alike on equal turns"
-            )
-            return call
-        index = state.begin()
-        call = await asked
-        state.finish(index, call)
-        return call
+        """The reply to a request to a tool; a forked attempt may have it already."""
+        branch = self._rollout.branch
+        return await (asked if branch is None else branch.call(asked))
 
 
 def begun(agent: Agent, example: Example, llm: LLM, tools: Tools) -> Awaitable[Episode]:

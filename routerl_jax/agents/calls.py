@@ -72,6 +72,16 @@ async def calls_of_all(tools: Mapping[str, SearchTool], requests: Sequence[Reque
     return [calls[i] for i in range(len(requests))]
 
 
+def settle(future: asyncio.Future[Any], reply: Any) -> None:
+    """Gives a reply, or an error, to the agent that waits for it, if it still does: it may have cancelled its request."""
+    if future.done():
+        return
+    if isinstance(reply, Exception):
+        future.set_exception(reply)
+    else:
+        future.set_result(reply)
+
+
 def _call_from_json(fields: dict[str, Any]) -> Call:
     passages: Iterable[dict[str, Any]] = fields.pop("passages")
     walk = Walk(facts=tuple(fields.pop("facts")), nodes=tuple(fields.pop("nodes")))
@@ -100,7 +110,9 @@ async def search_calls(
     Raises:
       TypeError: a query's cost is no number.
     """
-    cost, clock = _cost(tools, tool), _Clock(timeout)
+    cost, clock = getattr(tools.get(tool), "cost", 1.0), _Clock(timeout)
+    if not isinstance(cost, numbers.Real):  # NumPy's numbers pass, too
+        raise TypeError(f"tool {tool!r} has cost={cost!r}; give a number, or no `cost`, which is 1")
     replies_by_index: dict[int, _Reply] = {}
     async for i, outcome in search_together(
         lambda some: _search(tools, tool, some, k, want, clock),
@@ -111,45 +123,30 @@ async def search_calls(
         if isinstance(outcome, Exception) and not isinstance(outcome, _Failed):
             raise outcome
         replies_by_index[i] = (
-            _Reply(_Failure(str(outcome)), outcome.seconds) if isinstance(outcome, _Failed) else outcome[0]
+            _Reply(error=str(outcome), seconds=outcome.seconds) if isinstance(outcome, _Failed) else outcome[0]
         )
     reason = (
         f"TimeoutError: the batch failed, and {len(queries) - len(replies_by_index)} of its {len(queries)} queries could not "
         f"be tried by themselves within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
     )
-    replies = [replies_by_index.get(i, _Reply(_Failure(reason), 0.0)) for i in range(len(queries))]
-    failures = [reply.result.message for reply in replies if isinstance(reply.result, _Failure)]
+    replies = [replies_by_index.get(i, _Reply(error=reason)) for i in range(len(queries))]
+    failures = [reply.error for reply in replies if reply.error is not None]
     if failures:
         logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
-    return [_call(tool, query, reply, cost) for query, reply in zip(queries, replies)]
-
-
-def _cost(tools: Mapping[str, SearchTool], tool: str) -> float:
-    """The price of a query."""
-    cost = getattr(tools.get(tool), "cost", 1.0)
-    if not isinstance(cost, numbers.Real):  # NumPy's numbers pass, too
-        raise TypeError(f"tool {tool!r} has cost={cost!r}; give a number, or no `cost`, which is 1")
-    return float(cost)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Failure:
-    """Why a query has no passages."""
-
-    message: str
+    return [_call(tool, query, reply, float(cost)) for query, reply in zip(queries, replies)]
 
 
 _TEXTS = ("id", "title", "text")  # fields of a passage that must be strings
 _LONGEST_ERROR = 300  # characters of an error that are shown: a stack trace must not fill a conversation
 _TIME_SHARE = 0.95  # share of the time limit that a tool is given, so that it can give up by itself and say why
-_Result = tuple[Passage, ...] | _Failure
 
 
 class _Reply(NamedTuple):
-    """A tool's result for one query."""
+    """A tool's result for one query: its passages, or the reason why it has none."""
 
-    result: _Result
-    seconds: float
+    passages: tuple[Passage, ...] = ()
+    error: str | None = None
+    seconds: float = 0.0
     walk: Walk = Walk()
 
 
@@ -193,7 +190,7 @@ async def _search(
       _Failed: the tool raised, or did not return a list with one result per query.
     """
     if tool not in tools:
-        return [_Reply(_Failure(f"there is no tool {tool!r}"), 0.0)] * len(queries)
+        return [_Reply(error=f"there is no tool {tool!r}")] * len(queries)
     started, limit = time.perf_counter(), clock.remaining
     reads = getattr(tools[tool], "reads", ())
     read = list(queries) if want == "pictures" else [as_read(query, reads) for query in queries]
@@ -207,7 +204,7 @@ async def _search(
                 reply, seconds = timed_search(_request_function(tools[tool], want), read, k)
                 results = _checked(tool, reply, len(queries))
                 walks = reply.walks if isinstance(reply, TimedResults) else [Walk()] * len(results)
-                return list(map(_Reply, results, seconds, walks))
+                return [result._replace(seconds=s, walk=walk) for result, s, walk in zip(results, seconds, walks)]
             except Exception as error:
                 kind = _Failed if seconds_left() else _Late
                 raise kind(f"{type(error).__name__}: {error}", part()) from error
@@ -240,17 +237,23 @@ def _call(tool: str, query: Query, reply: _Reply, cost: float) -> Call:
         image = query_image(query)
     except ValueError:  # the picture is missing; the tool's reply already says so
         image = ""
-    result, seconds, walk = reply
-    call = Call(tool=tool, query=query_text(query), image=image, seconds=seconds, cost=cost, **walk._asdict())
-    if isinstance(result, _Failure):
-        error = replace_surrogates(result.message)
-        if len(error) > _LONGEST_ERROR:
-            error = f"{error[:_LONGEST_ERROR]} .."
-        return dataclasses.replace(call, error=error)
-    return dataclasses.replace(call, passages=result)
+    error = reply.error
+    if error is not None:
+        error = replace_surrogates(error)
+        error = error if len(error) <= _LONGEST_ERROR else f"{error[:_LONGEST_ERROR]} .."
+    return Call(
+        tool=tool,
+        query=query_text(query),
+        image=image,
+        passages=reply.passages,
+        error=error,
+        seconds=reply.seconds,
+        cost=cost,
+        **reply.walk._asdict(),
+    )
 
 
-def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
+def _checked(tool: str, reply: Any, count: int) -> list[_Reply]:
     """Checks a tool's reply to `count` queries. A result that is no list of passages becomes a failure.
 
     Raises:
@@ -261,25 +264,23 @@ def _checked(tool: str, reply: Any, count: int) -> list[_Result]:
         raise TypeError(f"tool {tool!r} gave {type(reply).__name__} instead of a list of results")
     if len(reply) != count:
         raise ValueError(f"tool {tool!r} gave {len(reply)} results for {count} queries")
-    results: list[_Result] = []
+    results: list[_Reply] = []
     for result in reply:
         if not isinstance(result, list | tuple):
-            results.append(_Failure(f"tool {tool!r} gave {type(result).__name__} instead of a list of Passage"))
+            fault = f"{type(result).__name__} instead of a list of Passage"
         elif wrong := [type(item).__name__ for item in result if not isinstance(item, Passage)]:
-            results.append(_Failure(f"tool {tool!r} gave a list with {wrong[0]} in it instead of Passage"))
+            fault = f"a list with {wrong[0]} in it instead of Passage"
         elif odd := [
-            f"{name}={getattr(item, name)!r}" for item in result for name in _TEXTS if not _is_text(item, name)
+            f"{name}={text!r}" for item in result for name in _TEXTS if not isinstance(text := getattr(item, name), str)
         ]:
-            results.append(_Failure(f"tool {tool!r} gave a Passage with {odd[0]}, which is no string"))
+            fault = f"a Passage with {odd[0]}, which is no string"
         elif scores := [item.score for item in result if not isinstance(item.score, numbers.Real)]:
-            results.append(_Failure(f"tool {tool!r} gave a Passage with score={scores[0]!r}, which is no number"))
+            fault = f"a Passage with score={scores[0]!r}, which is no number"
         else:
-            results.append(tuple(map(_sanitised, result)))
+            results.append(_Reply(tuple(map(_sanitised, result))))
+            continue
+        results.append(_Reply(error=f"tool {tool!r} gave {fault}"))
     return results
-
-
-def _is_text(passage: Passage, name: str) -> bool:
-    return isinstance(getattr(passage, name), str)
 
 
 def _sanitised(passage: Passage) -> Passage:

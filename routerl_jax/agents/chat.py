@@ -88,7 +88,7 @@ class Chat(Conversation):
         self._last_turn = 0  # tokens that the last turn needs
         if rules.opening is not None:
             self._last_turn = rules.answer_tokens + self.tokens_of(rules.opening)
-        note = self.reply_tokens(TOO_LONG, role="tool") if rules.role == "tool" and self._last_turn else 0
+        note = self.tokens_of(Reply(TOO_LONG, "tool")) if rules.role == "tool" and self._last_turn else 0
         self.reserve = self._last_turn + note
         self._full = False  # a turn or an observation had no room
         self._unanswered = ""  # the reply that the latest turn has yet to get
@@ -128,15 +128,12 @@ class Chat(Conversation):
         Args:
           passages: ids of the passages that it shows as text.
         """
-        if self._size(observation) > self.room - self.reserve:
+        framed = self.rules.framed(observation)
+        if self.tokens_of(framed) > self.room - self.reserve:
             self._full, self._unanswered = True, TOO_LONG
             return False
         self._unanswered = ""
-        framed = self.rules.framed(observation)
-        if isinstance(framed, Reply):
-            self.reply(framed.observation, passages, role=framed.role)
-        else:
-            self.observe(framed, passages)
+        self.observe(framed, passages)
         return True
 
     def remind(self, error: str = "") -> bool:
@@ -172,7 +169,7 @@ class Chat(Conversation):
         room = self.room - self.reserve
         most = min(limit or room, room)
         cut = bool(limit) if cut is None else cut
-        shown = fitting(passages, lambda subset: self._size(of(subset)) <= most, cut=cut)
+        shown = fitting(passages, lambda subset: self.tokens_of(self.rules.framed(of(subset))) <= most, cut=cut)
         return shown if self.tell(of(shown), [passage.id for passage in shown]) else None
 
     async def final_answer(self, reply: str = "", truncated: bool | None = None) -> Episode:
@@ -208,13 +205,6 @@ class Chat(Conversation):
         self.force(opening)
         turn = await self.generate(stop=(closing,), max_tokens=min(self.rules.max_turn_tokens, room))
         return "\n" if closing in turn.text else f"{closing}\n"
-
-    def _size(self, observation: Observation) -> int:
-        """Number of tokens that an observation takes."""
-        framed = self.rules.framed(observation)
-        if isinstance(framed, Reply):
-            return self.reply_tokens(framed.observation, role=framed.role)
-        return self.tokens_of(framed)
 
 
 def read_turn(

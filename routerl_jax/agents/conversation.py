@@ -6,12 +6,10 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
-from routerl_jax.agents.forks import BranchState, ForkChoice, RecordedTurn
-from routerl_jax.agents.observation import Rendered, Reply, expanded_tokens, rendered
-from routerl_jax.agents.viewer import Viewer
+from routerl_jax.agents.observation import Rendered, Reply, Viewer, expanded_tokens, rendered
 from routerl_jax.core.tokenizer import ReplyRole, Tokenizer
 from routerl_jax.core.types import (
     Branch,
@@ -26,9 +24,8 @@ from routerl_jax.core.types import (
     Turn,
     Usage,
 )
-from routerl_jax.engine.policy import Policy
+from routerl_jax.engine.policy import Generated, Policy, Stream
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.engine.streams import Generated, Stream
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import RefusedRegion, RegionRule, Size
 from routerl_jax.services import faults
@@ -52,37 +49,42 @@ class Request(NamedTuple):
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
+class Branching(Protocol):
+    """How a forked attempt writes its turns and makes its calls (`forks.BranchState`).
+
+    Attributes:
+      suffix: suffix of the attempt's name, which seeds its sampling. Each branch has its own.
+      branches: the decisions so far.
+    """
+
+    suffix: str
+    branches: list[Branch]
+
+    async def turn(
+        self, chat: Conversation, stop: Sequence[str], max_tokens: int | None, sampling: Sampling
+    ) -> Generated: ...
+
+    async def call(self, asked: Coroutine[Any, Any, Call]) -> Call: ...
+
+
+@dataclasses.dataclass(eq=False)
 class Rollout:
     """The record of one attempt while it runs: its conversations, turns and calls, and what it is waiting for."""
 
-    def __init__(
-        self,
-        example: Example,
-        sample: int,
-        engine: Policy,
-        sampling: Sampling,
-        wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]],
-        wait_tool: Callable[[Rollout, Request], Awaitable[Call]],
-        branch_state: BranchState | None = None,
-        spawn: Callable[[Rollout, BranchState], None] | None = None,
-        prepare: Callable[[Rollout, str], Awaitable[None]] | None = None,
-        tags: Sequence[str] = (),
-    ) -> None:
-        self.example = example
-        self.sample = sample
-        self.engine = engine
-        self.sampling = sampling
-        self.wait_turn = wait_turn
-        self.wait_tool = wait_tool
-        self.branch_state = branch_state or BranchState()
-        self.spawn = spawn
-        self.prepare = prepare
-        self.tags = tags  # of the agent's protocol
-        self.conversations: list[Conversation] = []
-        self.probes: list[Conversation] = []  # conversations aside, which are no part of the episode
-        self.turns: list[Turn] = []
-        self.early: list[Call] = []  # calls made before the first turn; they are recorded with it
-        self.outstanding = 0  # requests that the driver has not answered yet
+    example: Example
+    sample: int
+    engine: Policy
+    sampling: Sampling
+    wait_turn: Callable[[Rollout, Stream], Awaitable[Generated]]
+    wait_tool: Callable[[Rollout, Request], Awaitable[Call]]
+    prepare: Callable[[Rollout, str], Awaitable[None]] | None = None
+    tags: Sequence[str] = ()  # of the agent's protocol
+    branch: Branching | None = None  # of a forked attempt
+    conversations: list[Conversation] = dataclasses.field(default_factory=list)
+    probes: list[Conversation] = dataclasses.field(default_factory=list)  # aside, and no part of the episode
+    turns: list[Turn] = dataclasses.field(default_factory=list)
+    early: list[Call] = dataclasses.field(default_factory=list)  # before the first turn; they are recorded with it
+    outstanding: int = 0  # requests that the driver has not answered yet
 
     def add(self, turn: Turn) -> None:
         """Records a turn."""
@@ -92,22 +94,28 @@ class Rollout:
     def cut_short(self, failure: Failure | None = None) -> Episode:
         """The episode so far, ended by a limit or by a failure of the policy. It has no sequences if the policy has not
         written yet."""
+        prompt = self.conversations[-1].prompt if self.conversations else ""
         truncated = failure is None or failure.kind == faults.CONTEXT_LENGTH
-        if self.turns:
-            episode = self.conversations[-1].episode(answer=None, truncated=truncated)
-        else:
-            episode = Episode(
-                example=self.example,
-                sample=self.sample,
-                answer=None,
-                turns=[],
-                sequences=[],
-                prompt=self.conversations[-1].prompt if self.conversations else "",
-                truncated=truncated,
-                usage=self.usage,
-            )
+        episode = self.episode(prompt, answer=None, truncated=truncated)
         episode.failure = failure
+        if not self.turns:
+            episode.sequences = []
         return episode
+
+    def episode(self, prompt: str, *, answer: str | None, truncated: bool) -> Episode:
+        """The turns and token sequences of all conversations. The sequences of an endpoint are not known."""
+        conversations = self.conversations if self.usage is None else []
+        return Episode(
+            example=self.example,
+            sample=self.sample,
+            answer=answer,
+            turns=self.turns,
+            sequences=[conversation._stream.ledger.sequence() for conversation in conversations],
+            prompt=prompt,
+            truncated=truncated,
+            branches=tuple(self.branch.branches) if self.branch else (),
+            usage=self.usage,
+        )
 
     @property
     def usage(self) -> Usage | None:
@@ -118,7 +126,7 @@ class Rollout:
     def aside(self) -> Rollout:
         """A record apart, for a probe: what is written there is no turn of the attempt. The driver waits for it as for this."""
         apart, prepare = copy.copy(self), self.prepare
-        apart.branch_state, apart.conversations, apart.turns, apart.early = BranchState(), [], [], []
+        apart.branch, apart.conversations, apart.turns, apart.early = None, [], [], []
         apart.wait_turn = lambda _, stream: self.wait_turn(self, stream)
         apart.prepare = None if prepare is None else lambda _, text: prepare(self, text)
         return apart
@@ -139,7 +147,7 @@ class Conversation:
         self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
         # The name seeds the row's sampling, so each conversation of a rollout needs its own.
         self._number = number = len(rollout.conversations)
-        name = f"{rollout.example.id}{rollout.branch_state.suffix}"
+        name = f"{rollout.example.id}{rollout.branch.suffix if rollout.branch else ''}"
         self._name = f"{name}#{number}" if number else name
         self._stream = self._engine.open(ids, self._name, rollout.sample, images=images)
         self._viewer = Viewer(self._engine.images, images)
@@ -156,10 +164,10 @@ class Conversation:
         """Tokens that the conversation may still take."""
         return self._engine.room(self._stream)
 
-    def tokens_of(self, observation: Observation) -> int:
-        """Number of tokens that a text, or a text with pictures, would take (`observe`)."""
-        content = self._rendered(observation)
-        return len(self._engine.tokenizer.encode(content.text)) + expanded_tokens(self._engine.images, content.images)
+    def tokens_of(self, observation: Observation | Reply) -> int:
+        """Number of tokens that a text, a text with pictures, or either as a message would take (`observe`)."""
+        content, ids = self._encoded(observation)
+        return len(ids) + expanded_tokens(self._engine.images, content.images)
 
     async def generate(
         self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
@@ -170,8 +178,12 @@ class Conversation:
           DoesNotFit: the conversation is full. If the agent does not catch this, the episode ends unanswered.
           ValueError: the conversation is closed.
         """
-        start, used = len(self._stream.ledger), self.usage
-        written = await self._write(stop, max_tokens, sampling or self._rollout.sampling)
+        start, used, branch = len(self._stream.ledger), self.usage, self._rollout.branch
+        sampling = sampling or self._rollout.sampling
+        if branch is None:
+            written = await self._request(stops=stop, max_tokens=max_tokens, sampling=sampling)
+        else:
+            written = await branch.turn(self, stop, max_tokens, sampling)
         turn = Turn(
             text=self._engine.tokenizer.decode(written.tokens),
             stop_reason=written.stop_reason,
@@ -184,99 +196,8 @@ class Conversation:
         self._rollout.add(turn)
         return turn
 
-    async def _write(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> RecordedTurn:
-        """The tokens of a turn: sampled, replayed, or both if the branch starts within this turn."""
-        state = self._rollout.branch_state
-        if state.replaying:
-            event = state.replay()
-            if isinstance(event, RecordedTurn):
-                self._engine.feed(self._stream, event.tokens)
-                return event
-            assert isinstance(event, ForkChoice), (
-                "the agent writes where it searched before: it does not act alike on equal turns"
-            )
-            self._engine.feed(self._stream, event.before)
-            self._engine.share([(event.source, self._stream)])
-            return await self._take(event.tool, event.before, stop, max_tokens, sampling)
-        if not state.may_fork(stop):
-            index = state.begin()
-            written = await self._sample(stop, max_tokens, sampling)
-            state.finish(index, written)
-            return written
-        return await self._write_and_fork(stop, max_tokens, sampling)
-
-    async def _write_and_fork(self, stop: Sequence[str], max_tokens: int | None, sampling: Sampling) -> RecordedTurn:
-        """Lets the policy write up to a decision and forks the attempt there. This attempt takes the first choice."""
-        state = self._rollout.branch_state
-        choices = state.choices
-        assert choices is not None
-        index = state.begin()
-        written = await self._sample((choices.opening, *stop), max_tokens, sampling)
-        text = self._engine.tokenizer.decode(written.tokens)
-        if written.stop_reason != "stop" or choices.opening not in text or any(string in text for string in stop):
-            state.finish(index, written)
-            return written
-        remaining = self.room if max_tokens is None else min(self.room, max_tokens - len(written.tokens))
-        longest = max(len(self._engine.tokenizer.encode(name)) for name in choices.names.values())
-        decides = text.endswith(choices.opening) and choices.open(self._forced + text)
-        if remaining >= longest and decides and state.alone and self._rollout.spawn is not None:
-            for branch in state.others(written.tokens, self._stream):
-                self._rollout.spawn(self._rollout, branch)
-            return await self._take(next(iter(choices.names)), written.tokens, stop, max_tokens, sampling, index)
-        if remaining > 0:  # there is no decision to fork here: finish the turn
-            rest = await self._sample(
-                stop, max_tokens and max_tokens - len(written.tokens), sampling, begun=written.tokens
-            )
-            written = RecordedTurn(tokens=written.tokens + rest.tokens, stop_reason=rest.stop_reason)
-        else:
-            written = RecordedTurn(tokens=written.tokens, stop_reason="length")
-        state.finish(index, written)
-        return written
-
-    async def _take(
-        self,
-        tool: str,
-        before: tuple[int, ...],
-        stop: Sequence[str],
-        max_tokens: int | None,
-        sampling: Sampling,
-        index: int | None = None,
-    ) -> RecordedTurn:
-        """Writes one choice at a decision, and lets the policy finish the turn."""
-        state, ledger = self._rollout.branch_state, self._stream.ledger
-        assert state.choices is not None
-        index = state.begin() if index is None else index
-        name = self._engine.tokenizer.encode(state.choices.names[tool])
-        start = len(ledger)
-        rest = await self._sample(stop, max_tokens and max_tokens - len(before), sampling, given=name, begun=before)
-        state.branches.append(
-            Branch(
-                tool=tool,
-                turn=len(self._rollout.turns),
-                sequence=self._number,
-                start=start,
-                tokens=len(name),
-                logprob=ledger.logprob(start, start + len(name)),
-            )
-        )
-        written = RecordedTurn(tokens=(*before, *rest.tokens), stop_reason=rest.stop_reason)
-        state.finish(index, written)
-        return written
-
-    async def _sample(
-        self,
-        stop: Sequence[str],
-        max_tokens: int | None,
-        sampling: Sampling,
-        *,
-        given: Sequence[int] = (),
-        begun: Sequence[int] = (),
-    ) -> RecordedTurn:
-        """The tokens that the engine samples; see `Engine.request`."""
-        generated = await self._request(stops=stop, max_tokens=max_tokens, sampling=sampling, given=given, begun=begun)
-        return RecordedTurn(tokens=tuple(generated.tokens), stop_reason=generated.stop_reason)
-
     async def _request(self, **settings: Any) -> Generated:
+        """What the engine samples; see `Policy.request`."""
         if not self._open:  # nobody would ever answer
             raise ValueError(
                 "this conversation is closed: ask for turns and scores before close(), and in the block of `aside`"
@@ -336,7 +257,7 @@ class Conversation:
             probe.close()
 
     def _check_alone(self, lack: str) -> None:
-        if self._rollout.branch_state.choices is not None:
+        if self._rollout.branch is not None:
             raise ValueError(f"a forked attempt {lack}: take forks=0")
 
     async def prepare(self, observation: Observation | Reply) -> None:
@@ -351,11 +272,11 @@ class Conversation:
             text = self._rendered(observation).text
         await self._rollout.prepare(self._rollout, text)
 
-    def observe(self, observation: Observation, passages: Sequence[str] = ()) -> None:
+    def observe(self, observation: Observation | Reply, passages: Sequence[str] = ()) -> None:
         """Feeds an observation (never trained on). A picture that can't be used is replaced by words that say why.
 
         Args:
-          observation: a text, or pieces of text and `Shown` pictures in order.
+          observation: a text, or pieces of text and `Shown` pictures in order; or either as a message (`reply`).
           passages: ids of the passages that it shows as text, for the record (Turn.shown).
 
         Raises:
@@ -363,10 +284,16 @@ class Conversation:
             ends unanswered.
           ValueError: the observation has a picture, and the model sees none.
         """
-        content = self._rendered(observation)
-        tokenizer = self._engine.tokenizer
-        exact = content.text.isascii() and tokenizer.lossless  # normalizers change other texts; decoding all takes time
-        self._feed(tokenizer.encode(content.text), content, passages, content.text if exact else None)
+        content, ids = self._encoded(observation)
+        self._engine.feed(self._stream, ids, content.images)
+        self._viewer.see(content.shown)
+        if self._rollout.turns:
+            turn, tokenizer = self._rollout.turns[-1], self._engine.tokenizer
+            plain = content.text.isascii() and not isinstance(observation, Reply)
+            exact = plain and tokenizer.lossless  # normalizers change other texts; decoding all takes time
+            turn.observation += content.text if exact else tokenizer.decode(ids)
+            seen = {item.passage for item in content.shown}
+            turn.shown += [*content.shown, *(Shown(passage=name) for name in passages if name not in seen)]
 
     def reply(self, observation: Observation, passages: Sequence[str] = (), *, role: ReplyRole = "user") -> None:
         """Ends the policy's turn, feeds an observation as a message of `role`, and begins the policy's next turn.
@@ -375,17 +302,11 @@ class Conversation:
         its turn itself, that end token stays the policy's.
 
         Raises:
-          DoesNotFit: the message is longer than `room`; see `reply_tokens`.
+          DoesNotFit: the message is longer than `room`.
           ValueError: the chat template does not write one turn after the other, or the observation has a picture and the model
             sees none.
         """
-        content = self._rendered(observation)
-        self._feed(self._reply(content, role), content, passages)
-
-    def reply_tokens(self, observation: Observation, *, role: ReplyRole = "user") -> int:
-        """Number of tokens that `reply` would take."""
-        content = self._rendered(observation)
-        return len(self._reply(content, role)) + expanded_tokens(self._engine.images, content.images)
+        self.observe(Reply(observation, role), passages)
 
     @property
     def frame(self) -> Size | None:
@@ -412,17 +333,14 @@ class Conversation:
     def _rendered(self, observation: Observation) -> Rendered:
         return rendered(observation, self._engine.tokenizer, self._engine.images, self._rollout.tags)
 
-    def _reply(self, content: Rendered, role: ReplyRole) -> list[int]:
-        return self._engine.tokenizer.reply(content.text, self._stream.ledger.tokens[-1], role)
-
-    def _feed(self, ids: list[int], content: Rendered, passages: Sequence[str], read: str | None = None) -> None:
-        self._engine.feed(self._stream, ids, content.images)
-        self._viewer.see(content.shown)
-        if self._rollout.turns:
-            turn = self._rollout.turns[-1]
-            turn.observation += self._engine.tokenizer.decode(ids) if read is None else read
-            seen = {item.passage for item in content.shown}
-            turn.shown += [*content.shown, *(Shown(passage=name) for name in passages if name not in seen)]
+    def _encoded(self, observation: Observation | Reply) -> tuple[Rendered, list[int]]:
+        """An observation in the model's form, and its tokens."""
+        tokenizer = self._engine.tokenizer
+        if isinstance(observation, Reply):
+            content = self._rendered(observation.observation)
+            return content, tokenizer.reply(content.text, self._stream.ledger.tokens[-1], observation.role)
+        content = self._rendered(observation)
+        return content, tokenizer.encode(content.text)
 
     def force(self, text: str) -> None:
         """Feeds the beginning of the policy's next turn (never trained on), such as an opening answer tag."""
@@ -458,19 +376,7 @@ class Conversation:
             raise ValueError("a probe ends in no episode: call episode() of the conversation that it is an aside of")
         if answer is not None and not isinstance(answer, str):
             raise TypeError(f"an answer is a string, or None where there is none, and not a {type(answer).__name__}")
-        rollout, usage = self._rollout, self._rollout.usage
-        conversations = rollout.conversations if usage is None else []
-        return Episode(
-            example=rollout.example,
-            sample=rollout.sample,
-            answer=answer,
-            turns=rollout.turns,
-            sequences=[conversation._stream.ledger.sequence() for conversation in conversations],
-            prompt=self.prompt,
-            truncated=truncated,
-            branches=tuple(rollout.branch_state.branches),
-            usage=usage,
-        )
+        return self._rollout.episode(self.prompt, answer=answer, truncated=truncated)
 
 
 def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:

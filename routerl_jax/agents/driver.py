@@ -17,7 +17,7 @@ import jax
 from absl import logging
 
 from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool, begun, check_choices
-from routerl_jax.agents.calls import calls_of_all
+from routerl_jax.agents.calls import calls_of_all, settle
 from routerl_jax.agents.conversation import Request, Rollout
 from routerl_jax.agents.forks import BranchState
 from routerl_jax.core.background import PausedLoop, run_coroutine
@@ -25,9 +25,8 @@ from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.core.types import Call, Episode, Example, Turn
-from routerl_jax.engine.policy import Endpoint, Policy, TurnFailed
+from routerl_jax.engine.policy import DoesNotFit, Endpoint, Generated, Policy, Stream, TurnFailed
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.engine.streams import DoesNotFit, Generated, Stream
 
 
 @dataclasses.dataclass
@@ -113,6 +112,19 @@ class _Group:
     ended: list[Episode] = dataclasses.field(default_factory=list)
 
 
+@dataclasses.dataclass
+class _Pending:
+    """What a rollout waits for: a turn of a stream, the reply to a request to a tool, or a text that is encoded."""
+
+    rollout: Rollout
+    asked: Any
+    future: asyncio.Future[Any]
+
+    def settle(self, reply: Any) -> None:
+        self.rollout.outstanding -= 1
+        settle(self.future, reply)
+
+
 class Attempts:
     """Attempts of an agent at examples, group by group. Some may be under way when `run` returns; the next `run` goes on with
     them.
@@ -159,9 +171,9 @@ class Attempts:
         self._loop = PausedLoop()
         self._groups: list[_Group] = []  # those that no run has returned yet, oldest first
         self._queue: collections.deque[tuple[_Group, int]] = collections.deque()
-        self._turns: dict[int, tuple[Rollout, asyncio.Future[Generated]]] = {}
-        self._calls: list[_PendingCall] = []
-        self._texts: list[_PendingText] = []
+        self._turns: dict[int, _Pending] = {}  # by the id of the stream
+        self._calls: list[_Pending] = []
+        self._texts: list[_Pending] = []
         self._in_flight: set[asyncio.Task[None]] = set()
         self._active: dict[asyncio.Task[Episode], tuple[Rollout, _Group]] = {}
         self._spawned: list[tuple[Rollout, BranchState]] = []
@@ -248,7 +260,9 @@ class Attempts:
             while (self._queue or self._active) and not enough():
                 while self._queue and len(self._active) < concurrency:
                     group, sample = self._queue.popleft()
-                    self._start(group, sample, BranchState(self._choices, self.forks))
+                    choices = self._choices
+                    branch = None if choices is None else BranchState(choices, self.forks, self._spawn)
+                    self._start(group, sample, branch)
                 await self._settle()
                 for parent, state in self._spawned:
                     group = next(group for rollout, group in self._active.values() if rollout is parent)
@@ -292,12 +306,12 @@ class Attempts:
         ):
             container.clear()
 
-    def _start(self, group: _Group, sample: int, state: BranchState) -> None:
+    def _start(self, group: _Group, sample: int, branch: BranchState | None) -> None:
         example = group.example
         rollout = Rollout(
-            *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, state, self._spawn),
-            prepare=self._wait_text,
+            *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, self._wait_text),
             tags=self.agent.special_tokens,
+            branch=branch,
         )
         try:
             working = begun(self.agent, example, LLM(rollout), Tools(rollout, list(self.tools)))
@@ -357,20 +371,18 @@ class Attempts:
         """Does the next piece of work: texts to encode, then pending tool calls, then a decode segment."""
         if self._texts:
             texts, self._texts = self._texts, []
-            self.engine.tokenizer.prepare(pending.text for pending in texts)
+            self.engine.tokenizer.prepare(pending.asked for pending in texts)
             for pending in texts:
-                pending.rollout.outstanding -= 1
-                _settle_with(pending.future, None)
+                pending.settle(None)
             return
         if self._calls:
             calls, self._calls = self._calls, []
             if self.deterministic:
                 await self._run_calls(calls)
                 return
-            for tool in dict.fromkeys(
-                call.request.tool for call in calls
-            ):  # one task per tool, so that no agent waits for another agent's tool
-                task = asyncio.ensure_future(self._run_calls([call for call in calls if call.request.tool == tool]))
+            # one task per tool, so that no agent waits for another agent's tool
+            for tool in dict.fromkeys(call.asked.tool for call in calls):
+                task = asyncio.ensure_future(self._run_calls([call for call in calls if call.asked.tool == tool]))
                 self._in_flight.add(task)
                 task.add_done_callback(self._in_flight.discard)
                 task.add_done_callback(lambda _: self._changed.set())
@@ -379,52 +391,43 @@ class Attempts:
             finished = await asyncio.to_thread(self.engine.step) if self._in_flight else self.engine.step()
             self.stats.generate_seconds += time.perf_counter() - started
             for stream, generated in finished:
-                rollout, future = self._turns.pop(id(stream))
-                rollout.outstanding -= 1
-                _settle_with(future, generated)
+                self._turns.pop(id(stream)).settle(generated)
         elif self._active and not self.deterministic:
             self._changed.clear()
             await self._changed.wait()
 
     async def _wait_turn(self, rollout: Rollout, stream: Stream) -> Generated:
-        future: asyncio.Future[Generated] = asyncio.get_running_loop().create_future()
-        self._turns[id(stream)] = (rollout, future)
-        self._note_request(rollout)
-        return await future
+        self._turns[id(stream)] = pending = self._pending(rollout, stream)
+        return await pending.future
 
     async def _wait_tool(self, rollout: Rollout, request: Request) -> Call:
-        future: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
-        self._calls.append(_PendingCall(rollout, request, future))
-        self._note_request(rollout)
-        return await future
+        self._calls.append(pending := self._pending(rollout, request))
+        return await pending.future
 
     async def _wait_text(self, rollout: Rollout, text: str) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._texts.append(_PendingText(rollout, text, future))
-        self._note_request(rollout)
-        await future
+        self._texts.append(pending := self._pending(rollout, text))
+        await pending.future
 
-    def _note_request(self, rollout: Rollout) -> None:
-        rollout.outstanding += 1
+    def _pending(self, rollout: Rollout, asked: Stream | Request | str) -> _Pending:
         self._changed.set()
+        rollout.outstanding += 1
+        return _Pending(rollout, asked, asyncio.get_running_loop().create_future())
 
-    async def _run_calls(self, calls: list[_PendingCall]) -> None:
+    async def _run_calls(self, calls: list[_Pending]) -> None:
         """Runs calls, one batch per tool. If a tool breaks the interface, the agents that wait for it get the error."""
         started = time.perf_counter()
         try:
             with waiting("tools"):
-                replies = await calls_of_all(self.tools, [call.request for call in calls], self.tool_timeout)
+                replies = await calls_of_all(self.tools, [call.asked for call in calls], self.tool_timeout)
         except Exception as error:
             for call in calls:
-                call.rollout.outstanding -= 1
-                _settle_with(call.future, error)
+                call.settle(error)
             return
         self.stats.tool_seconds += time.perf_counter() - started
-        self.stats.tool_calls += sum(call.request.want != "pictures" for call in calls)
+        self.stats.tool_calls += sum(call.asked.want != "pictures" for call in calls)
         self.stats.tool_errors += sum(reply.error is not None for reply in replies)
         for call, reply in zip(calls, replies, strict=True):
-            call.rollout.outstanding -= 1
-            _settle_with(call.future, reply)
+            call.settle(reply)
 
 
 def _check_measured(turn: Turn, where: str) -> None:
@@ -446,30 +449,6 @@ def _check_measured(turn: Turn, where: str) -> None:
                 f"the agent wrote turn.info[{name!r}] = {value!r:.80} in {where}: give a finite number or a text, or nothing"
             )
         turn.info[name] = replace_surrogates(value) if isinstance(value, str) else float(cast(float, value))
-
-
-def _settle_with(future: asyncio.Future[Any], reply: Any) -> None:
-    """Gives a reply, or an error, to the agent that waits for it, if it still does: it may have cancelled its request."""
-    if future.done():
-        return
-    if isinstance(reply, Exception):
-        future.set_exception(reply)
-    else:
-        future.set_result(reply)
-
-
-@dataclasses.dataclass
-class _PendingCall:
-    rollout: Rollout
-    request: Request
-    future: asyncio.Future[Call]
-
-
-@dataclasses.dataclass
-class _PendingText:
-    rollout: Rollout
-    text: str
-    future: asyncio.Future[None]
 
 
 class _Asked(BaseException):

@@ -11,7 +11,7 @@ from typing import Any
 
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Action, Call, Observation, Passage, Shown, ToolSchema
+from routerl_jax.core.types import Action, Call, Message, Observation, Passage, Shown, ToolSchema
 
 GRAMMARS: Registry[type[Grammar]] = Registry(
     "grammar",
@@ -170,6 +170,30 @@ def check_one_tool(grammar: Grammar) -> None:
         raise ValueError(
             f"grammar {type(grammar).__name__} names no knowledge base, so it needs exactly one, got {grammar.tools}"
         )
+
+
+def opening_ids(
+    tokenizer: Tokenizer,
+    request: str,
+    instructions: str | None = None,
+    functions: Sequence[Mapping[str, Any]] | None = None,
+    suffix: str = "",
+) -> list[int]:
+    """The token ids of a prompt: messages of the model's chat template, or plain text.
+
+    Args:
+      request: the question, or what else is asked.
+      instructions: explain the task; None: the request stands alone, as plain text unless there are functions.
+      functions: JSON schemas of what the policy may call here; None: it writes tags.
+      suffix: text that begins the policy's turn.
+    """
+    if functions is not None or (instructions is not None and tokenizer.instructs_in_chats):
+        system = [] if instructions is None else [Message(role="system", content=instructions)]
+        chat = tokenizer.chat([*system, Message(role="user", content=request)], tools=functions or ())
+        return [*chat, *tokenizer.encode(suffix)]
+    if instructions is not None:
+        return tokenizer.encode_prompt(f"{instructions}\n\nUser: {request}\nAssistant: {suffix}")
+    return tokenizer.encode_prompt(f"{request}\n{suffix}")
 
 
 TOO_LONG = "What was found is too long to be shown."

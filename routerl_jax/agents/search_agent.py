@@ -8,19 +8,10 @@ from typing import Literal
 
 from routerl_jax.agents.agent import LLM, Agent, CallingAgent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.chat import Chat, ChatRules
-from routerl_jax.agents.grammar import NO_TOOL, Grammar
+from routerl_jax.agents.grammar import NO_TOOL, Grammar, opening_ids
 from routerl_jax.agents.observation import Look, Reply, Spoken
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import (
-    Action,
-    Call,
-    Demonstration,
-    DemonstrationStep,
-    Episode,
-    Example,
-    Message,
-    Observation,
-)
+from routerl_jax.core.types import Action, Call, Demonstration, DemonstrationStep, Episode, Example, Observation
 from routerl_jax.models.regions import RegionRule
 
 OnInvalid = Literal["remind", "end"]
@@ -133,20 +124,15 @@ class SearchAgent(CallingAgent):
         The prompt shows no documents, so `room` (tokens that the conversation may take) changes nothing.
         """
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
+        instructions = self.grammar.instructions() if self.instruct else None
         if functions := self.functions:
             self.of(tokenizer)  # refuses a model without such a form
-            asked = Message(role="user", content=(self.prompt or "{question}").replace("{question}", question))
-            instructions = [Message(role="system", content=self.grammar.instructions())] if self.instruct else []
-            return [*tokenizer.chat([*instructions, asked], tools=functions), *tokenizer.encode(self.prompt_suffix)]
+            request = (self.prompt or "{question}").replace("{question}", question)
+            return opening_ids(tokenizer, request, instructions, functions, self.prompt_suffix)
         if self.prompt is not None:
             return tokenizer.encode_prompt(self.prompt.replace("{question}", question) + self.prompt_suffix)
-        if not self.instruct:
-            return tokenizer.encode_prompt(f"Question: {question}\n{self.prompt_suffix}")
-        if not tokenizer.instructs_in_chats:
-            text = f"{self.grammar.instructions()}\n\nUser: {question}\nAssistant: {self.prompt_suffix}"
-            return tokenizer.encode_prompt(text)
-        messages = [Message(role="system", content=self.grammar.instructions()), Message(role="user", content=question)]
-        return [*tokenizer.chat(messages), *tokenizer.encode(self.prompt_suffix)]
+        request = question if self.instruct else f"Question: {question}"
+        return opening_ids(tokenizer, request, instructions, suffix=self.prompt_suffix)
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
         """The search turns of a demonstration with their observations, and its answer turn."""

@@ -334,16 +334,22 @@ class ToolCalls(Grammar):
 
     def _action(self, call: ReadCall, thought: str) -> Action:
         """The action of a call."""
-        arguments = call.arguments
         tools = {schema.name: (tool, schema) for tool, schema in self._all_schemas.items()}
         if call.name not in tools:
             names = ", ".join(function["function"]["name"] for function in self.functions)
             error = f"there is no function {quoted(call.name)}; there are: {names}"
             return Action(kind="invalid", thought=thought, error=error)
         tool, schema = tools[call.name]
-        if error := _argument_fault(schema, arguments):
+        error, query = _argument_fault(call, schema.query), ""
+        if schema.query and not error:
+            query = call.arguments[schema.query]
+            if not isinstance(query, str):
+                error = f"the argument {schema.query!r} of {schema.name} must be a string"
+            elif not query.strip():
+                error = f"the argument {schema.query!r} of {schema.name} is empty"
+        if error:
             return Action(kind="invalid", thought=thought, error=error)
-        query = " ".join(replace_surrogates(arguments[schema.query]).split()) if schema.query else ""
+        query = " ".join(replace_surrogates(query).split())
         return Action(kind="search", tool=tool, query=query, thought=thought)
 
     def well_formed(self, text: str) -> bool:
@@ -393,18 +399,14 @@ class ToolCalls(Grammar):
         )
 
 
-def _argument_fault(schema: ToolSchema, arguments: Mapping[str, Any]) -> str:
-    """The fault of a call's arguments; "" if there is none."""
-    if schema.query and schema.query not in arguments:
-        return f"the argument {schema.query!r} of {schema.name} is missing"
-    if unknown := sorted(set(arguments) - {schema.query}):
-        has = f"it has {schema.query!r} alone" if schema.query else "it has none"
-        return f"{schema.name} has no argument {quoted(unknown[0])}; {has}"
-    if not schema.query:
-        return ""
-    if not isinstance(query := arguments[schema.query], str):
-        return f"the argument {schema.query!r} of {schema.name} must be a string"
-    return "" if query.strip() else f"the argument {schema.query!r} of {schema.name} is empty"
+def _argument_fault(call: ReadCall, name: str) -> str:
+    """Why the arguments of a call are not the one of this name, or none at all if it is ""; "" if they are."""
+    if name and name not in call.arguments:
+        return f"the argument {name!r} of {call.name} is missing"
+    if unknown := sorted(set(call.arguments) - {name}):
+        has = f"it has {name!r} alone" if name else "it has none"
+        return f"{call.name} has no argument {quoted(unknown[0])}; {has}"
+    return ""
 
 
 def has_tags(text: str) -> bool:
@@ -472,10 +474,7 @@ class LookingCalls(ToolCalls):
     def _action(self, call: ReadCall, thought: str) -> Action:
         if call.name != LOOK:
             return super()._action(call, thought)
-        if _BOX not in call.arguments:
-            return Action(kind="invalid", thought=thought, error=f"the argument {_BOX!r} of {LOOK} is missing")
-        if unknown := sorted(set(call.arguments) - {_BOX}):
-            error = f"{LOOK} has no argument {quoted(unknown[0])}; it has {_BOX!r} alone"
+        if error := _argument_fault(call, _BOX):
             return Action(kind="invalid", thought=thought, error=error)
         try:
             return Action(kind="region", box=read_box(json.dumps(call.arguments[_BOX])), thought=thought)

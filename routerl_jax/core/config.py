@@ -26,7 +26,7 @@ import ml_collections
 from ml_collections import config_dict
 
 # --- settings with a declared range ------------------------------------------------------------------------------------
-# Settings with a declared range: the type of a field says which numbers or texts are allowed.
+# The type of a field says which numbers or texts are allowed.
 #
 #     @dataclasses.dataclass(frozen=True, kw_only=True)
 #     @checked
@@ -155,6 +155,8 @@ def _complaint(value: float | str, hint: Any) -> str:
 
 # --- dataclasses to ConfigDict and back --------------------------------------------------------------------------------
 
+_SCALARS = (int, float, str, bool)
+
 
 def to_config_dict(value: Any) -> Any:
     """Recursively turns dataclasses (and mappings) into ConfigDicts. A leaf that is None becomes a placeholder of its type."""
@@ -164,7 +166,9 @@ def to_config_dict(value: Any) -> Any:
         for field in dataclasses.fields(value):
             leaf = to_config_dict(getattr(value, field.name))
             if leaf is None:
-                leaf = config_dict.placeholder(_scalar_type(hints[field.name]))
+                hint = hints[field.name]
+                options = typing.get_args(hint) or (hint,)
+                leaf = config_dict.placeholder(next((option for option in options if option in _SCALARS), object))
             config[field.name] = leaf
         return config
     if isinstance(value, Mapping):
@@ -202,17 +206,8 @@ def override(value: T, changes: Mapping[str, Any], path: str) -> T:
         raise ValueError(f"{path}: {error}") from error
 
 
-_SCALARS = (int, float, str, bool)
-
-
-def _scalar_type(hint: Any) -> type:
-    for option in typing.get_args(hint) or (hint,):
-        if option in _SCALARS:
-            return option
-    return object
-
-
 def _convert(hint: Any, value: Any, path: str) -> Any:
+    """A value as one of the type `hint`. Raises ValueError that names the key."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(value, ml_collections.FieldReference):
         value = value.get()
@@ -222,10 +217,18 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
                 return None
             raise ValueError(f"{path} must be set")
         options = [option for option in arguments if option is not type(None)]
-        return _convert(options[0], value, path) if len(options) == 1 else _first_match(options, value, path)
+        if len(options) == 1:
+            return _convert(options[0], value, path)
+        errors = []
+        for option in options:
+            try:
+                return _convert(option, value, path)
+            except ValueError as error:
+                errors.append(str(error))
+        raise ValueError("; ".join(errors))
     if dataclasses.is_dataclass(hint):
         return _convert_dataclass(typing.cast(type, hint), value, path)
-    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+    if _is_mapping(hint):
         if not isinstance(value, Mapping | ml_collections.ConfigDict):
             raise ValueError(f"{path} must be a mapping of names to sections, got {value!r}")
         return {key: _convert(arguments[1], item, f"{path}.{key}") for key, item in value.items()}
@@ -237,20 +240,6 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
         if value not in arguments:
             raise ValueError(f"{path}={value!r} is not one of {', '.join(map(repr, arguments))}")
         return value
-    return _convert_scalar(hint, value, path)
-
-
-def _first_match(options: list[Any], value: Any, path: str) -> Any:
-    errors = []
-    for option in options:
-        try:
-            return _convert(option, value, path)
-        except ValueError as error:
-            errors.append(str(error))
-    raise ValueError("; ".join(errors))
-
-
-def _convert_scalar(hint: Any, value: Any, path: str) -> Any:
     if hint is Any:
         return value.to_dict() if isinstance(value, ml_collections.ConfigDict) else value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
@@ -321,8 +310,6 @@ def unknown_key(path: str, key: str, valid_keys: typing.Iterable[str]) -> str:
 
 
 # --- descriptions of fields, read from the source ----------------------------------------------------------------------
-# Descriptions of the fields of a configuration, read from the source of its dataclasses.
-#
 # A field's description is the comment lines right above it and the comment at its end, or its entry under `Attributes:`
 # in the docstring of its class.
 
@@ -353,7 +340,23 @@ class Field:
 def fields_of(cls: type) -> list[Field]:
     """The fields of a dataclass, in order. The description of an inherited field is from the class that declares it."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    return [_field(cls, field, hints[field.name]) for field in dataclasses.fields(cls)]
+    result = []
+    for field in dataclasses.fields(cls):
+        hint = hints[field.name]
+        arguments = typing.get_args(hint)
+        named = _is_mapping(hint) and bool(arguments) and dataclasses.is_dataclass(arguments[-1])
+        section = arguments[-1] if named else hint if dataclasses.is_dataclass(hint) else None
+        result.append(
+            Field(
+                name=field.name,
+                type=type_in_words(hint),
+                default=field.default if field.default_factory is MISSING else field.default_factory(),
+                description=_description(cls, field.name),
+                section=typing.cast("type | None", section),
+                named=named,
+            )
+        )
+    return result
 
 
 def summary(cls: type) -> str:
@@ -463,21 +466,6 @@ def settings(config: Any, path: str = "config", default: Any = MISSING) -> Itera
             yield from settings(value, key, default_value)
         else:
             yield Setting(key=key, value=value, default=default_value)
-
-
-def _field(cls: type, field: dataclasses.Field[Any], hint: Any) -> Field:
-    default = field.default if field.default_factory is MISSING else field.default_factory()
-    arguments = typing.get_args(hint)
-    named = _is_mapping(hint) and bool(arguments) and dataclasses.is_dataclass(arguments[-1])
-    section = arguments[-1] if named else hint if dataclasses.is_dataclass(hint) else None
-    return Field(
-        name=field.name,
-        type=type_in_words(hint),
-        default=default,
-        description=_description(cls, field.name),
-        section=typing.cast("type | None", section),
-        named=named,
-    )
 
 
 def _is_mapping(hint: Any) -> bool:

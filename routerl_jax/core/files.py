@@ -13,12 +13,12 @@ from typing import Any, BinaryIO
 from routerl_jax.core.config import first_difference
 
 # --- atomic files ------------------------------------------------------------------------------------------------------
-# Files that are replaced atomically: a reader sees the old or the new content, even if the writer is killed.
 
 
 @contextlib.contextmanager
 def atomic_file(path: pathlib.Path, *, sync: bool = False, shared: bool = False) -> Iterator[BinaryIO]:
-    """Opens a new file that replaces `path` when the block ends. After an error, `path` has not changed.
+    """Opens a new file that replaces `path` when the block ends. A reader sees the old or the new content, even if the writer
+    is killed. After an error, `path` has not changed.
 
     Args:
       sync: wait until the new file is on disk before it replaces `path`.
@@ -71,13 +71,13 @@ def read_json(path: pathlib.Path, fix: str = "copy or download it again") -> Any
         raise ValueError(f"{path} is not JSON ({error}). {fix[:1].upper()}{fix[1:]}") from error
 
 
-def read_json_lines(path: pathlib.Path, fix: str = "delete the line") -> Iterator[Any]:
+def read_json_lines(path: pathlib.Path) -> Iterator[Any]:
     """The values in a file with one JSON value per line, from `write_json_lines` or a program that appends lines.
 
     An incomplete last line of a killed writer is left out. `core.rows` reads the data files of other programs.
 
     Raises:
-      ValueError: while reading: a line is not JSON; names file, line and `fix`.
+      ValueError: while reading: a line is not JSON; names file and line.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -86,7 +86,7 @@ def read_json_lines(path: pathlib.Path, fix: str = "delete the line") -> Iterato
             except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return
-                raise ValueError(f"{path}, line {number}: not JSON ({error}); {fix}") from error
+                raise ValueError(f"{path}, line {number}: not JSON ({error}); delete the line") from error
             yield value
 
 
@@ -107,7 +107,6 @@ def cache_directory() -> pathlib.Path:
 
 
 # --- what a killed job continues from ----------------------------------------------------------------------------------
-# Files from which a killed job continues: a journal of its finished pieces, and a record of its settings.
 
 
 def check_same(settings: Mapping[str, Any], path: pathlib.Path, remedy: str) -> bool:

@@ -140,7 +140,12 @@ class Ledger:
 
     def sequence(self) -> Sequence:
         """The history as arrays."""
-        length = len(self._tokens)
+        length, routes = len(self._tokens), None
+        if (first := next((experts for experts in self._routes if experts is not None), None)) is not None:
+            routes = np.full((length, *first.shape), FREE, np.int16)
+            for index, experts in enumerate(self._routes):
+                if experts is not None:
+                    routes[index] = experts
         return Sequence(
             tokens=np.asarray(self._tokens, np.int32),
             loss_mask=np.array(self._sampled, bool),
@@ -148,15 +153,5 @@ class Ledger:
             positions=self.positions(0, length),
             versions=np.array(self._versions, np.int32),
             images=tuple(self.images),
-            routes=self._stacked_routes(length),
+            routes=routes,
         )
-
-    def _stacked_routes(self, length: int) -> Int16[np.ndarray, "T L C"] | None:
-        first = next((experts for experts in self._routes if experts is not None), None)
-        if first is None:
-            return None
-        result = np.full((length, *first.shape), FREE, np.int16)
-        for index, experts in enumerate(self._routes):
-            if experts is not None:
-                result[index] = experts
-        return result

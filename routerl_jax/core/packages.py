@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 
 # --- missing packages --------------------------------------------------------------------------------------------------
-# Messages for missing packages: they give the command that installs the right extra of setup.py.
 
 
 def install_hint(extra: str) -> str:
@@ -46,7 +45,6 @@ def needs(feature: str, extra: str) -> Iterator[None]:
 
 
 # --- the version of the code -------------------------------------------------------------------------------------------
-# Which code this is: the package's version, and the commit of the checkout that it runs from.
 
 _PACKAGE = pathlib.Path(__file__).parents[1]
 

@@ -27,6 +27,7 @@ _IN_NOTEBOOK = any(cls.__module__ == "tqdm.notebook" for cls in tqdm.__mro__)
 _quiet = False
 # The bars that are shown, oldest first. The references are weak, so that a bar that nobody holds closes itself.
 _open: list[weakref.ref[Bar]] = []
+_beside = contextlib.ExitStack()  # closed with the last bar: ends the thread and the streams that its bars need
 _waiting: list[_Wait] = []  # innermost last
 _compiling: _Wait | None = None
 _lock = tqdm.get_lock()  # tqdm's own lock, as with a second one threads could wait for each other
@@ -73,7 +74,8 @@ class Bar(tqdm):
     """A `tqdm` bar; where standard error is no terminal, a line every `LINE_SECONDS` and one at the end."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        stream = _unwrapped(options.get("file") or sys.stderr)
+        stream = options.get("file") or sys.stderr
+        stream = stream.stream if isinstance(stream, _Above) else stream
         self._in_lines = not _IN_NOTEBOOK and not stream.isatty()
         self._last_count, self._last_time = -1, -math.inf
         disabled = bool(options.get("disable")) or _quiet
@@ -90,7 +92,11 @@ class Bar(tqdm):
         if msg == "":  # to take the bar away
             return False
         self._last_count, self._last_time = self.n, time.monotonic()
-        self.fp.write(f"{self._line()}\n")
+        parts = self.format_dict
+        pace = "{n_fmt}{unit}" if self.total is None else "{n_fmt}/{total_fmt}"
+        remaining = "" if self.total is None else "<{remaining}"
+        line = f"{{desc}}: {pace} [{{elapsed}}{remaining}, {{rate_fmt}}{{postfix}}]"
+        self.fp.write(f"{self.format_meter(**{**parts, 'bar_format': line})}\n")
         self.fp.flush()
         return True
 
@@ -138,64 +144,39 @@ class Bar(tqdm):
         if self.in_terminal or (self._in_lines and time.monotonic() - self._last_time >= SILENT_SECONDS):
             self.refresh()
 
-    def _line(self) -> str:
-        parts = self.format_dict
-        pace = "{n_fmt}{unit}" if self.total is None else "{n_fmt}/{total_fmt}"
-        remaining = "" if self.total is None else "<{remaining}"
-        return self.format_meter(
-            **{**parts, "bar_format": f"{{desc}}: {pace} [{{elapsed}}{remaining}, {{rate_fmt}}{{postfix}}]"}
-        )
-
 
 # --- the thread beside the bars ----------------------------------------------------------------------------------------
 
 
 def _begin(bar: Bar) -> None:
+    """Shows a bar. With the first one begin a thread that updates bars, and streams that write above them."""
     with _lock:
         _open.append(weakref.ref(bar))
-        if len(_open) == 1:
-            _BarThread.start(bar)
+        if len(_open) > 1:
+            return
+        if bar.in_terminal:
+            for name in ("stdout", "stderr"):
+                if getattr(sys, name).isatty():
+                    _beside.enter_context(_above_bars(name, bar.fp))
+        stopped = threading.Event()
+        threading.Thread(target=_pulse, args=(stopped,), name="progress", daemon=True).start()
+        _beside.callback(stopped.set)
 
 
 def _end(bar: Bar) -> None:
     with _lock:
         _open[:] = [reference for reference in _open if reference() is not None and reference() is not bar]
         if not _open:
-            _BarThread.stop()
+            _beside.close()
 
 
-class _BarThread:
-    """Helpers that run while bars are shown: a thread that updates them, and streams that write above them."""
-
-    _stopped: threading.Event | None = None
-    _restore: contextlib.ExitStack | None = None
-
-    @classmethod
-    def start(cls, bar: Bar) -> None:
-        cls._stopped = threading.Event()
-        threading.Thread(target=cls._pulse, args=(cls._stopped,), name="progress", daemon=True).start()
-        cls._restore = contextlib.ExitStack()
-        if bar.in_terminal:
-            for name in ("stdout", "stderr"):
-                if getattr(sys, name).isatty():
-                    cls._restore.enter_context(_above_bars(name, bar.fp))
-
-    @classmethod
-    def stop(cls) -> None:
-        if cls._stopped is not None:
-            cls._stopped.set()
-        if cls._restore is not None:
-            cls._restore.close()
-        cls._stopped = cls._restore = None
-
-    @staticmethod
-    def _pulse(stopped: threading.Event) -> None:
-        while not stopped.wait(_PULSE):
-            last = _open[-1:]
-            if last and (bar := last[0]()) is not None:
-                with contextlib.suppress(ValueError):  # its stream was closed meanwhile
-                    bar.pulse()
-            bar = None  # a bar that is forgotten lives no longer for this
+def _pulse(stopped: threading.Event) -> None:
+    while not stopped.wait(_PULSE):
+        last = _open[-1:]
+        if last and (bar := last[0]()) is not None:
+            with contextlib.suppress(ValueError):  # its stream was closed meanwhile
+                bar.pulse()
+        bar = None  # a bar that is forgotten lives no longer for this
 
 
 class _Above:
@@ -226,10 +207,6 @@ class _Above:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-
-def _unwrapped(stream: Any) -> Any:
-    return stream.stream if isinstance(stream, _Above) else stream
 
 
 @contextlib.contextmanager

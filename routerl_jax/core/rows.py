@@ -13,7 +13,7 @@ import pathlib
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 from routerl_jax.core.buckets import fetched
 from routerl_jax.core.packages import install_hint
@@ -169,23 +169,18 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # --- plain and compressed files ----------------------------------------------------------------------------------------
-# Reads files that are plain or compressed (.gz, .bz2, .xz, .zst) as one stream of bytes.
 
 SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 
 
 def plain_name(path: pathlib.Path) -> str:
     """The file's name without the extension of its compression."""
-    return path.stem if _packing(path) in SUFFIXES else path.name
+    return path.stem if path.suffix.lower() in SUFFIXES else path.name
 
 
 def plain_suffix(path: pathlib.Path) -> str:
     """The extension without that of its compression, in lower case: `.jsonl` of A.JSONL.gz."""
     return pathlib.Path(plain_name(path)).suffix.lower()
-
-
-def _packing(path: pathlib.Path) -> str:
-    return path.suffix.lower()
 
 
 @contextlib.contextmanager
@@ -200,7 +195,9 @@ def open_bytes(path: pathlib.Path, where: Callable[[], str] = lambda: "") -> Ite
       ValueError: the file can't be read, or its compressed data are damaged. Also raised while reading.
     """
     try:
-        with _open(path) as file:
+        openers: dict[str, Callable[[pathlib.Path], Any]]
+        openers = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _open_zstd}
+        with openers.get(path.suffix.lower(), lambda path: path.open("rb"))(path) as file:
             mark = file.peek(4)[:4]
             if mark in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE):  # first: it begins with UTF-16's
                 yield io.BytesIO(file.read().decode("utf-32").encode())
@@ -225,21 +222,11 @@ class _Damaged(Exception):
 
 
 def _damaged(path: pathlib.Path, where: str, error: Exception) -> ValueError:
-    kind = {".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}.get(_packing(path), "gzip")
-    suffix = path.suffix if _packing(path) in SUFFIXES else ".gz"
+    kind = {".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}.get(path.suffix.lower(), "gzip")
+    suffix = path.suffix if path.suffix.lower() in SUFFIXES else ".gz"
     return ValueError(
         f"{path}: damaged or not {kind}{where} ({error}). Fetch it again, or drop {suffix} if it is plain"
     )
-
-
-def _open(path: pathlib.Path) -> io.BufferedReader:
-    if _packing(path) == ".gz":
-        return cast(io.BufferedReader, gzip.open(path))
-    if _packing(path) == ".bz2":
-        return cast(io.BufferedReader, bz2.open(path))
-    if _packing(path) == ".xz":
-        return cast(io.BufferedReader, lzma.open(path))
-    return _open_zstd(path) if _packing(path) == ".zst" else path.open("rb")
 
 
 def _open_zstd(path: pathlib.Path) -> io.BufferedReader:

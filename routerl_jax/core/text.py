@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import unicodedata
@@ -9,7 +10,6 @@ import unicodedata
 from routerl_jax.core.types import Passage
 
 # --- clean texts -------------------------------------------------------------------------------------------------------
-# Cleans texts so that every tokenizer, encoder and file takes them, and strangers may read them.
 
 
 def replace_surrogates(text: str) -> str:
@@ -77,7 +77,6 @@ def one_line(passage: Passage) -> str:
 
 
 # --- comparing texts ---------------------------------------------------------------------------------------------------
-# How texts are compared: as they look, whatever code points they are written in, and by their words, in any script.
 
 # Signs that look alike, or do the same in another script, and the ASCII character that stands for all of them.
 _SIGNS = {
@@ -138,24 +137,23 @@ class _PlainForms(dict[int, str]):
     """The plain form of each character, by its code, as `str.translate` takes them."""
 
     def __missing__(self, code: int) -> str:
-        return self.setdefault(code, _plain_form(chr(code)))
+        letter = chr(code)
+        category = unicodedata.category(letter)
+        form, *parts = unicodedata.decomposition(letter).split()[:2] or [""]
+        if letter in _SIGN:
+            plain = _SIGN[letter]
+        elif category == "Cf" and unicodedata.bidirectional(letter) != "AN":  # (Arabic signs of numbers are seen)
+            plain = ""
+        elif category in ("Zs", "Pd"):
+            plain = " " if category == "Zs" else "-"
+        elif form not in _SAME_LOOK or parts == ["0020"]:  # an accent that stands alone
+            plain = letter
+        else:
+            plain = "".join(_SIGN.get(part, part) for part in unicodedata.normalize("NFKC", letter))
+        return self.setdefault(code, plain)
 
 
 _PLAIN = _PlainForms()
-
-
-def _plain_form(letter: str) -> str:
-    if letter in _SIGN:
-        return _SIGN[letter]
-    category = unicodedata.category(letter)
-    if category == "Cf" and unicodedata.bidirectional(letter) != "AN":  # (Arabic signs of numbers are seen)
-        return ""
-    if category in ("Zs", "Pd"):
-        return " " if category == "Zs" else "-"
-    form, *parts = unicodedata.decomposition(letter).split()[:2] or [""]
-    if form not in _SAME_LOOK or parts == ["0020"]:  # an accent that stands alone
-        return letter
-    return "".join(_SIGN.get(part, part) for part in unicodedata.normalize("NFKC", letter))
 
 
 def words(text: str, *, pairs: bool = False) -> list[str]:
@@ -208,7 +206,6 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 # --- garbled texts -----------------------------------------------------------------------------------------------------
-# Detects unreadable text, in any script: written by a policy that has collapsed, or the result of a wrong encoding.
 
 _REPLACED = re.compile("\ufffd|锟斤拷")  # replacement characters, and what two of them are when read as GBK
 _UNREADABLE = ("Cc", "Cs", "Co")  # Unicode categories: control, surrogate and private-use characters
@@ -231,16 +228,9 @@ def garbled(text: str) -> bool:
         return True
     if any(unicodedata.category(letter) in _UNREADABLE and letter not in _LAYOUT for letter in text):
         return True
-    return any(_misread(run) for run in _RUN.findall(text))
-
-
-def _misread(run: str) -> bool:
-    """Whether characters beyond ASCII are really the UTF-8 bytes of fewer characters."""
-    for encoding, fewest in _FEWEST.items():
-        try:
-            meant = run.encode(encoding).decode("utf-8")
-        except UnicodeError:
-            continue
-        if len(meant) >= fewest:
-            return True
+    for run in _RUN.findall(text):  # are characters beyond ASCII really the UTF-8 bytes of fewer characters?
+        for encoding, fewest in _FEWEST.items():
+            with contextlib.suppress(UnicodeError):
+                if len(run.encode(encoding).decode("utf-8")) >= fewest:
+                    return True
     return False

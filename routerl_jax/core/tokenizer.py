@@ -196,7 +196,13 @@ class Tokenizer:
     @functools.cached_property
     def marks(self) -> frozenset[str]:
         """Strings that begin or end texts, turns and pictures: special tokens, and others that the chat template writes."""
-        special, around = {str(token) for token in self.hf.all_special_tokens}, self._chat_marks
+        special = {str(token) for token in self.hf.all_special_tokens}
+        try:  # a chat up to a user's message, without the tag that opens the assistant's thoughts, because that is no mark
+            around = (
+                self._rendered_turns("assistant", "user", add_generation_prompt=False) if self.has_chat_template else ""
+            )
+        except Exception:  # templates raise various errors for chats of a form that they do not support
+            around = ""
         for token in self.hf.added_tokens_decoder.values():
             if token.special or token.content in around:
                 special.add(token.content)
@@ -205,17 +211,6 @@ class Tokenizer:
     @functools.cached_property
     def _marks(self) -> re.Pattern[str]:
         return re.compile("|".join(re.escape(mark) for mark in sorted(self.marks, key=lambda mark: (-len(mark), mark))))
-
-    @functools.cached_property
-    def _chat_marks(self) -> str:
-        """A chat up to a user's message, as the template writes it. It leaves out the tag that opens the assistant's thoughts,
-        because that tag is no mark."""
-        try:
-            return (
-                self._rendered_turns("assistant", "user", add_generation_prompt=False) if self.has_chat_template else ""
-            )
-        except Exception:  # templates raise various errors for chats of a form that they do not support
-            return ""
 
     def _encode(self, text: str) -> tuple[int, ...]:
         if (ids := self._prepared.pop(text, None)) is not None:
@@ -288,18 +283,19 @@ class Tokenizer:
         if clashes := reserved & (settings or {}).keys():  # a client must not choose another template
             raise ValueError(f"{min(clashes)!r} is no variable of a chat template")
         fixed = {"add_generation_prompt": add_generation_prompt, "date_string": _DATE}
+        conversation = [
+            {**message, "content": [{"type": "text", "text": content}]}
+            if isinstance(content := message.get("content"), str) and self._wants_parts
+            else dict(message)
+            for message in messages
+        ]
         return self.hf.apply_chat_template(
-            [self._message(message) for message in messages],
+            conversation,
             tools=[dict(tool) for tool in tools] or None,
             tokenize=False,
             continue_final_message=continue_final_message,
             **{**fixed, **(settings or {})},
         )
-
-    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        content = message.get("content")
-        parts = isinstance(content, str) and self._wants_parts
-        return {**message, "content": [{"type": "text", "text": content}]} if parts else dict(message)
 
     @functools.cached_property
     def _wants_parts(self) -> bool:

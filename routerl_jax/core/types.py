@@ -426,7 +426,6 @@ class Demonstration:
 
 
 # --- tools as functions ------------------------------------------------------------------------------------------------
-# How a search tool is shown to a model that calls it as a function.
 
 _QUERY = "query"
 

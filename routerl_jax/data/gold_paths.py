@@ -1,15 +1,25 @@
-"""Gold paths of questions of all data sets: the facts to find, where they are, and the sub-questions that find them."""
+"""Gold paths of questions of all data sets: the facts to find, where they are, and the sub-questions that find them.
+
+Where they are may be a page. Data sets number the pages of a file; corpora name them (`page_of`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from routerl_jax.core.text import folded
 from routerl_jax.core.types import Example, Passage
-from routerl_jax.data.page_ids import page_of
+
+_NAMES = ("query", "kb", "value", "passage_id", "title")
+_ASIDE = re.compile(r"\s*\([^)]*\)$")  # the end of a title such as "Fair Game (1995 film)"
+_REFERENCE = re.compile(r"#(\d+)")  # in a sub-question of MuSiQue: the answer of the sub-question with this number
+_DOCUMENTS = (".pdf", ".tif", ".tiff")  # one file, many pages
+_PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")  # one file, one page
+_NUMBERED = re.compile(r"(.+)_(\d+)")  # the file of one page: DOCUMENT_PAGE
+_SLIDE = re.compile(r".+-(\d+)-(?:320|638|728|1024|2048)")  # SlideShare, in the deck's folder: TITLE-PAGE-WIDTH
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +54,7 @@ class GoldHop:
 
     def found_in(self, passages: tuple[Passage, ...]) -> bool:
         """Whether its passage is among these: by id (a table's rows are parts of it, `TABLE#..`; a page, `DOCUMENT.pdf#3`, may
-        have another name, `page_ids`) or title or, where neither is known, a passage that states the value. A title without an
+        have another name, `page_of`) or title or, where neither is known, a passage that states the value. A title without an
         id may lack what stands in brackets at its end."""
         if not (self.passage_id or self.title):
             value = folded(self.value).lower()
@@ -121,13 +131,14 @@ def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
     if len(aligned) != len(steps):
         return ()
     answers = [str(step.get("answer") or "") for step in steps]
+    by_number = dict(enumerate(answers, 1))
     hops = []
     for index, (step, answer, triple_hop) in enumerate(zip(steps, answers, aligned)):
         references = {int(number) - 1 for number in _REFERENCE.findall(step["question"])}
         name = str(step.get("support") or triple_hop.passage_id)
         hops.append(
             GoldHop(
-                query=_REFERENCE.sub(lambda match: _answer(answers, int(match[1])), step["question"]).replace(
+                query=_REFERENCE.sub(lambda match: by_number.get(int(match[1]), ""), step["question"]).replace(
                     " >> ", ", "
                 ),
                 value=triple_hop.value or answer,
@@ -141,11 +152,6 @@ def sub_questions(metadata: Mapping[str, Any]) -> tuple[GoldHop, ...]:
     return tuple(hops)
 
 
-_NAMES = ("query", "kb", "value", "passage_id", "title")
-_ASIDE = re.compile(r"\s*\([^)]*\)$")  # the end of a title such as "Fair Game (1995 film)"
-_REFERENCE = re.compile(r"#(\d+)")  # in a sub-question of MuSiQue: the answer of the sub-question with this number
-
-
 def without_aside(title: str) -> str:
     """A title without the brackets at its end: "Fair Game (1995 film)" becomes "Fair Game"."""
     return _ASIDE.sub("", title)
@@ -157,23 +163,47 @@ def bare_title(title: str) -> str:
 
 
 def _of_triples(triples: Sequence[Sequence[str]], passages: Mapping[str, str]) -> tuple[GoldHop, ...]:
+    """The hops of triples. A hop's passage is the gold passage whose title is the subject. If there is none, the hop has no
+    title, and a passage is recognised by the value that it states."""
     objects = [bare_title(str(triple[2])) for triple in triples]
     hops = []
     for i, triple in enumerate(triples):
-        needs = tuple(j for j in range(i) if objects[j] == bare_title(str(triple[0])))
-        hops.append(dataclasses.replace(_of_triple(triple, passages), needs=needs))
+        subject, relation, value = map(str, triple)
+        alike = [name for name, title in passages.items() if bare_title(title) == bare_title(subject)]
+        name = next((name for name in alike if passages[name] == subject), alike[0] if alike else "")
+        title = passages[name] if name else "" if passages else subject
+        needs = tuple(j for j in range(i) if objects[j] == bare_title(subject))
+        hops.append(GoldHop(query=f"{relation} of {subject}", value=value, passage_id=name, title=title, needs=needs))
     return tuple(hops)
 
 
-def _of_triple(triple: Sequence[str], passages: Mapping[str, str]) -> GoldHop:
-    """The hop of a triple. Its passage is the gold passage whose title is the subject. If there is none, the hop has no title,
-    and a passage is recognised by the value that it states."""
-    subject, relation, value = map(str, triple)
-    alike = [name for name, title in passages.items() if bare_title(title) == bare_title(subject)]
-    name = next((name for name in alike if passages[name] == subject), alike[0] if alike else "")
-    title = passages[name] if name else "" if passages else subject
-    return GoldHop(query=f"{relation} of {subject}", value=value, passage_id=name, title=title)
+class PageName(NamedTuple):
+    """A document's name without folder and extension, and the page's number from 1."""
+
+    document: str
+    page: int
 
 
-def _answer(answers: Sequence[str], number: int) -> str:
-    return answers[number - 1] if 0 < number <= len(answers) else ""
+def page_id(document: str, page: int) -> str:
+    """The id of a document's page in a knowledge base of documents (`knowledge.pages.reading`): `report.pdf#3`."""
+    return f"{document}#{page}"
+
+
+def page_of(name: str) -> PageName | None:
+    """The page of an id; None if the id has no page number.
+
+    Known forms: `report.pdf#3`, in any folder; the picture of a page, `report_3.jpg` or `report_003.jpg#1`; `report_3`, as in
+    lists of pages; a slide as SlideVQA's script saves it, `deck/its-title-3-1024.jpg`.
+    """
+    file, mark, number = name.rpartition("#")
+    file, number = (file, number) if mark and number.isdecimal() else (name, "")
+    folder, _, last = file.rpartition("/")
+    # Only known extensions count, because the names of documents have dots.
+    suffix = next((suffix for suffix in (*_DOCUMENTS, *_PICTURES) if last.lower().endswith(suffix)), "")
+    stem = last[: len(last) - len(suffix)]
+    if number and suffix not in _PICTURES:
+        return PageName(stem, int(number))
+    if folder and suffix in _PICTURES and (slide := _SLIDE.fullmatch(stem)):
+        return PageName(folder.rpartition("/")[2], int(slide[1]))
+    match = None if suffix in _DOCUMENTS else _NUMBERED.fullmatch(stem)
+    return PageName(match[1], int(match[2])) if match else None

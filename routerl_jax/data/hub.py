@@ -44,26 +44,32 @@ def on_this_machine(name: str) -> str:
     Raises:
       ValueError: a file does not exist on the hub, or can't be fetched; names it, and says what to do.
     """
-    return _NAME.sub(lambda match: _fetched(_address_of(match[0])), name)
+    return _NAME.sub(lambda match: _fetched(match[0]), name)
 
 
-def _address_of(name: str) -> _Address:
+def _fetched(name: str) -> str:
+    """The path of a file, or a pattern for several files."""
     organisation, _, rest = name.removeprefix(PREFIX).partition("/")
     repo, _, file = rest.partition("/")
     repo, _, revision = repo.partition("@")
     if not organisation or not repo:
         raise ValueError(f"{name!r} is no data set of the hub: write {PREFIX}ORGANISATION/NAME/FILE")
     revision = urllib.parse.unquote(revision)
-    return _Address(name, f"{organisation}/{repo}", _CONVERTED.get(revision, revision) or "main", file.strip("/"))
-
-
-def _fetched(address: _Address) -> str:
-    """The path of a file, or a pattern for several files."""
-    last = address.file.rpartition("/")[2]
-    if "." in last and not is_pattern(address.file):
+    revision = _CONVERTED.get(revision, revision) or "main"
+    address = _Address(name, f"{organisation}/{repo}", revision, file.strip("/"))
+    if "." in address.file.rpartition("/")[2] and not is_pattern(address.file):
         return str(_download(address, address.file))
     pattern, names = _chosen(address, _listing(address))
-    _check_whole(address, names)
+    for name in names:  # a cache may hold only some of the shards whose names have a total
+        if (shard := _SHARD.fullmatch(name)) is None:
+            continue
+        digits = len(shard[2])
+        for number in range(int(shard[3])):
+            shard_name = f"{shard[1]}{number:0{digits}}-of-{shard[3]}{shard[4]}"
+            if shard_name not in names:
+                raise address.error(
+                    f"{shard_name} is missing; fetch it with a network, or name the shards that are meant"
+                )
     paths = [_download(address, name) for name in names]
     roots = {str(path)[: -len(name)] for path, name in zip(paths, names)}
     if len(roots) > 1:
@@ -73,8 +79,10 @@ def _fetched(address: _Address) -> str:
 
 def _chosen(address: _Address, available: Sequence[str]) -> tuple[str, list[str]]:
     """The pattern of the named files, and their names, sorted."""
-    if is_pattern(address.file):
-        names = sorted(name for name in available if _matches(address.file, name))
+    if is_pattern(address.file):  # like a shell: * and ? don't match a slash
+        letters = {"*": "[^/]*", "?": "[^/]"}
+        pattern = re.compile("".join(letters.get(letter, re.escape(letter)) for letter in address.file))
+        names = sorted(filter(pattern.fullmatch, available))
         if not names:
             raise address.error(f"no file of {address.repo} is called so; there are {_first_names(available)}")
         return address.file, names
@@ -82,47 +90,20 @@ def _chosen(address: _Address, available: Sequence[str]) -> tuple[str, list[str]
     tables = sorted(name for name in available if name.startswith(folder) and name.endswith(".parquet"))
     if not tables:
         raise address.error(f"there are no .parquet files; name a file: {_first_names(available)}")
-    splits = sorted(set(map(_split, tables)))
+    splits: set[str] = set()  # the patterns of all shards of each
+    for table in tables:
+        above, slash, last = table.rpartition("/")
+        begins = _SPLIT.match(last)
+        splits.add(f"{above}{slash}{begins[0] if begins else ''}*.parquet")
     if len(splits) > 1:
-        names = ", ".join(f"{address.name.rstrip('/')}/{split.removeprefix(folder)}" for split in splits[:8])
+        names = ", ".join(f"{address.name.rstrip('/')}/{split.removeprefix(folder)}" for split in sorted(splits)[:8])
         raise address.error(f"there are several splits; name one: {names}")
-    return splits[0], tables
-
-
-def _split(name: str) -> str:
-    """The pattern of all shards of a shard's split."""
-    folder, slash, last = name.rpartition("/")
-    begins = _SPLIT.match(last)
-    return f"{folder}{slash}{begins[0] if begins else ''}*.parquet"
-
-
-def _matches(pattern: str, name: str) -> bool:
-    """Matches like a shell: * and ? don't match a slash."""
-    return bool(
-        re.fullmatch(
-            "".join({"*": "[^/]*", "?": "[^/]"}.get(character, re.escape(character)) for character in pattern), name
-        )
-    )
+    return splits.pop(), tables
 
 
 def _first_names(names: Sequence[str]) -> str:
     listed = [name for name in names if not name.startswith(".")][:8]
     return f"{', '.join(listed)}{', ..' if len(names) > len(listed) else ''}" if listed else "none"
-
-
-def _check_whole(address: _Address, names: Sequence[str]) -> None:
-    """Checks that all shards are there, if their names have a total. A cache may hold only some of them."""
-    for name in names:
-        shard = _SHARD.fullmatch(name)
-        if shard is None:
-            continue
-        digits = len(shard[2])
-        for number in range(int(shard[3])):
-            shard_name = f"{shard[1]}{number:0{digits}}-of-{shard[3]}{shard[4]}"
-            if shard_name not in names:
-                raise address.error(
-                    f"{shard_name} is missing; fetch it with a network, or name the shards that are meant"
-                )
 
 
 def _listing(address: _Address) -> list[str]:

@@ -44,12 +44,7 @@ def words_of(text: str) -> list[str]:
 
 
 def find_overlaps(
-    train: Iterable[Example],
-    test: Sequence[Example],
-    *,
-    threshold: float = 0.6,
-    words: int = 1,
-    progress: bool = False,
+    train: Iterable[Example], test: Sequence[Example], *, threshold: float = 0.6, words: int = 1, progress: bool = False
 ) -> list[Overlap]:
     """All pairs of questions with equal words, or with similar sets of shingles (`words` consecutive words).
 

@@ -48,20 +48,19 @@ def picture_beside(
     )
 
 
-def picture_called(name: str, location: RowLocation, folders: Sequence[str] = ("images",)) -> pathlib.Path | None:
-    """The picture with an id: `NAME.jpg`, or NAME with another usual ending, in `folders` beside the row's file. None if there
+def picture_called(name: str, location: RowLocation) -> pathlib.Path | None:
+    """The picture with an id: `NAME.jpg`, or NAME with another usual ending, in `images` beside the row's file. None if there
     is no such file.
 
     Raises:
       MissingPictureError: the picture can't be read; names the row.
     """
-    for folder in folders:
-        for ending in _ENDINGS:
-            path = location.path.parent / folder / f"{name}{ending}"
-            if path.is_file():
-                if fault := _fault_of_file(path, path.stat().st_mtime_ns):
-                    raise _unreadable(location, path.name, fault, f"leave out such rows: {location.path}[pictures]")
-                return path
+    for ending in _ENDINGS:
+        path = location.path.parent / "images" / f"{name}{ending}"
+        if path.is_file():
+            if fault := _fault_of_file(path, path.stat().st_mtime_ns):
+                raise _unreadable(location, path.name, fault, f"leave out such rows: {location.path}[pictures]")
+            return path
     return None
 
 

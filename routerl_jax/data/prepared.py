@@ -1,4 +1,4 @@
-"""Questions as a tensorflow-datasets builder, read without TensorFlow: array_record files, written once."""
+"""Files of questions as a tensorflow-datasets builder, read without TensorFlow: array_record files, written once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,21 +21,21 @@ from routerl_jax.data.formats import known
 from routerl_jax.data.formats.format import FORMATS
 
 _BESIDE = ("id_aliases.json",)  # further files that a format reads, beside the file of questions
-Splits = Mapping[str, Callable[[], Iterable[Example]]]
+_SPLIT = "questions"
 
 
 class Questions(tfds.core.GeneratorBasedBuilder):
     """Questions without pictures, in order.
 
     Args:
-      splits: by name, what gives the questions.
+      questions: gives them.
     """
 
     VERSION = tfds.core.Version("1.0.0")
     RELEASE_NOTES = {"1.0.0": "Questions, answers and metadata."}  # noqa: RUF012 - tfds wants a plain dict
 
-    def __init__(self, splits: Splits, **options: Any) -> None:
-        self._splits = splits
+    def __init__(self, questions: Callable[[], Iterable[Example]], **options: Any) -> None:
+        self._questions = questions
         super().__init__(**options)
 
     def _info(self) -> tfds.core.DatasetInfo:
@@ -53,48 +53,17 @@ class Questions(tfds.core.GeneratorBasedBuilder):
         )
 
     def _split_generators(self, dl_manager: Any) -> dict[str, Iterator[tuple[int, dict[str, Any]]]]:
-        return {name: self._generate_examples(questions()) for name, questions in self._splits.items()}
+        return {_SPLIT: self._generate_examples()}
 
-    def _generate_examples(self, questions: Iterable[Example]) -> Iterator[tuple[int, dict[str, Any]]]:
-        for number, example in enumerate(questions):
+    def _generate_examples(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, example in enumerate(self._questions()):
             row = {"id": example.id, "question": example.question, "answers": list(example.answers)}
             yield number, {**row, "metadata": json.dumps(example.metadata)}
 
 
-class PreparedQuestions:
-    """A split of questions, read one by one from array_record files in the cache. These are written on first use.
-
-    Args:
-      key: a digest of all that the questions depend on, besides this file.
-    """
-
-    def __init__(self, split: str, splits: Splits, key: str) -> None:
-        key = hashlib.sha256(key.encode() + pathlib.Path(__file__).read_bytes()).hexdigest()
-        directory = cache_directory() / "tensorflow_datasets" / key[:12]
-        directory.mkdir(parents=True, exist_ok=True)
-        tfds.display_progress_bar(False)  # there is a progress bar of our own, and nothing is downloaded
-        with FileLock(directory / "questions.lock"):
-            builder = Questions(splits, data_dir=str(directory), file_format="array_record")
-            builder.download_and_prepare()
-        self._source = builder.as_data_source(split=split)  # type: ignore[call-arg]
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> Example:
-        if not 0 <= index < len(self._source):
-            raise IndexError(index)
-        row = self._source[index]
-        return Example(
-            id=_text(row["id"]),
-            question=_text(row["question"]),
-            answers=tuple(_text(answer) for answer in np.atleast_1d(row["answers"])),
-            metadata=json.loads(_text(row["metadata"])),
-        )
-
-
-class PreparedExamples(PreparedQuestions):
-    """The questions of one file. The cache's key is a digest of the file's content, the format, and the code that reads it.
+class PreparedExamples:
+    """The questions of one file, read one by one from array_record files in the cache. These are written on first use. The
+    cache's key is a digest of the file's content, the format, and the code that reads it.
 
     For the order, and for the errors on first use, see `FileExamples`.
 
@@ -106,7 +75,7 @@ class PreparedExamples(PreparedQuestions):
         path = pathlib.Path(path).expanduser()
         if not path.is_file():
             raise ValueError(f"{path}: No such file or directory")
-        digest = hashlib.sha256(form.encode())
+        digest = hashlib.sha256(form.encode() + pathlib.Path(__file__).read_bytes())
         for module in (known, shared, *(inspect.getmodule(type(FORMATS.get(name))) for name in FORMATS)):
             digest.update(inspect.getsource(module).encode() if module else b"")
         for file in (path, *(path.parent / name for name in _BESIDE)):
@@ -121,7 +90,27 @@ class PreparedExamples(PreparedQuestions):
                     raise ValueError(f"{path}: question {example.id!r} has pictures; name the file without tfds/")
                 yield example
 
-        super().__init__("questions", {"questions": questions}, digest.hexdigest())
+        directory = cache_directory() / "tensorflow_datasets" / digest.hexdigest()[:12]
+        directory.mkdir(parents=True, exist_ok=True)
+        tfds.display_progress_bar(False)  # there is a progress bar of our own, and nothing is downloaded
+        with FileLock(directory / "questions.lock"):
+            builder = Questions(questions, data_dir=str(directory), file_format="array_record")
+            builder.download_and_prepare()
+        self._source = builder.as_data_source(split=_SPLIT)  # type: ignore[call-arg]
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Example:
+        if not 0 <= index < len(self._source):
+            raise IndexError(index)
+        row = self._source[index]
+        return Example(
+            id=_text(row["id"]),
+            question=_text(row["question"]),
+            answers=tuple(_text(answer) for answer in np.atleast_1d(row["answers"])),
+            metadata=json.loads(_text(row["metadata"])),
+        )
 
 
 def _text(value: Any) -> str:

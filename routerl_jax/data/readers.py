@@ -30,13 +30,13 @@ class ExampleSource(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> Example: ...
+    def __getitem__(self, index: int, /) -> Example: ...
 
 
 DATASETS: Registry[Any] = Registry("dataset")
 
 
-class FileExamples:
+class FileExamples(list[Example]):
     """The questions of one file, in its order, held in memory.
 
     A `.jsonl` file has one row per line (FlashRAG, MuSiQue), a `.json` file a list (HotpotQA, HippoRAG). `.tsv` and `.csv` name
@@ -54,13 +54,7 @@ class FileExamples:
 
     def __init__(self, path: str | pathlib.Path, form: str = "", *, pictures: bool = False) -> None:
         self.left_out = collections.Counter[str]()
-        self._examples = list(distinct_examples(path, form, pictures=pictures, left_out=self.left_out))
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._examples[index]
+        super().__init__(distinct_examples(path, form, pictures=pictures, left_out=self.left_out))
 
 
 class Subset:
@@ -71,31 +65,9 @@ class Subset:
         stop = length if stop is None else stop
         if not 0 <= start < stop <= length:
             raise ValueError(f"items {start}:{stop} were asked for, but the source has {length}")
-        self._source, self._start, self._stop = source, start, stop
-        self.left_out = rows_left_out(source)
-
-    def __len__(self) -> int:
-        return self._stop - self._start
-
-    def __getitem__(self, index: int) -> Example:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self._source[self._start + index]
-
-
-class WithPictures:
-    """The examples of another source that have a picture.
-
-    Raises:
-      ValueError: no example has one.
-    """
-
-    def __init__(self, source: ExampleSource) -> None:
         self._source = source
+        self._items: Sequence[int] = range(start, stop)
         self.left_out = rows_left_out(source)
-        self._items = [i for i in range(len(source)) if source[i].images]
-        if not self._items:
-            raise ValueError(f"none of the {len(source)} examples has a picture")
 
     def __len__(self) -> int:
         return len(self._items)
@@ -104,6 +76,15 @@ class WithPictures:
         if not 0 <= index < len(self):
             raise IndexError(index)
         return self._source[self._items[index]]
+
+    @classmethod
+    def with_pictures(cls, source: ExampleSource) -> Subset:
+        """The items that have a picture. Raises ValueError if none has one."""
+        subset = cls(source)
+        subset._items = [i for i in range(len(source)) if source[i].images]
+        if not subset._items:
+            raise ValueError(f"none of the {len(source)} examples has a picture")
+        return subset
 
 
 class Joined:
@@ -181,7 +162,7 @@ def open_dataset(name: str) -> ExampleSource:
     if part:
         return _open_part(whole, part)
     if name.startswith("atlas/"):
-        from routerl_jax.data.atlas.builder import ALL_KINDS, KINDS, AtlasExamples
+        from routerl_jax.data.atlas.questions import ALL_KINDS, KINDS, AtlasExamples
 
         split, _, kinds = name.removeprefix("atlas/").partition("/")
         if split not in ("train", "validation", "test"):
@@ -207,7 +188,7 @@ def open_dataset(name: str) -> ExampleSource:
     form, path = split_name(name)
     if not form and ":" in name and not in_bucket(name) and not pathlib.Path(name).exists():
         if "." not in name.partition(":")[0] and name.partition(":")[2].count("."):  # a misspelt format
-            _check_format(name.partition(":")[0])
+            FORMATS.get(name.partition(":")[0])  # raises ValueError that lists them
         return _made(name)
     return FileExamples(path, form)
 
@@ -225,10 +206,6 @@ def _made(name: str) -> ExampleSource:
             f"data set {name!r} holds a {type(first).__name__} instead of an Example (routerl_jax.Example)"
         )
     return source
-
-
-def _check_format(name: str) -> None:
-    FORMATS.get(name)  # raises ValueError that lists them
 
 
 def _split_part(name: str) -> tuple[str, str]:
@@ -257,7 +234,7 @@ def _open_part(whole: str, part: str) -> ExampleSource:
     source = open_dataset(whole)
     try:
         if limits is None:
-            return WithPictures(source)
+            return Subset.with_pictures(source)
         return Subset(source, int(limits[1] or 0), int(limits[2]) if limits[2] else None)
     except ValueError as error:
         raise ValueError(f"data set {name!r}: {error}") from error

@@ -28,7 +28,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from absl import logging
@@ -272,7 +272,15 @@ def _contents(row: Row, location: RowLocation) -> list[str]:
     messages = row.get("messages")
     if not isinstance(messages, list) or not messages:
         raise location.error("key 'messages' must be a list of {role, content}, and not empty")
-    pairs = [_role_and_content(message, number, location) for number, message in enumerate(messages, 1)]
+    pairs: list[tuple[str, str]] = []
+    for number, message in enumerate(messages, 1):
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
+        if role not in _ROLES or not isinstance(content, str):
+            raise location.error(
+                f"key 'messages', message {number}: expected {{role, content}} with one of {', '.join(_ROLES)} and a text, "
+                f"found {str(message)[:80]!r}"
+            )
+        pairs.append((role, content))
     before = int(pairs[0][0] == "system")
     pairs = pairs[before:]
     for i, (role, content) in enumerate(pairs):
@@ -288,14 +296,3 @@ def _contents(row: Row, location: RowLocation) -> list[str]:
             "key 'messages': the last one must be the assistant's, from whom is learnt; leave out what follows"
         )
     return [content for _, content in pairs]
-
-
-def _role_and_content(message: Any, number: int, location: RowLocation) -> Sequence[str]:
-    """Role and content."""
-    role, content = (message.get("role"), message.get("content")) if isinstance(message, Mapping) else (None, None)
-    if role not in _ROLES or not isinstance(content, str):
-        raise location.error(
-            f"key 'messages', message {number}: expected {{role, content}} with one of {', '.join(_ROLES)} and a text, found "
-            f"{str(message)[:80]!r}"
-        )
-    return role, content

@@ -187,9 +187,17 @@ def trajectory_of(row: Mapping[str, Any], location: RowLocation) -> Trajectory:
     if not isinstance(steps, list) or not steps:
         raise location.error("key 'steps' must be a list of steps, each {step_type, system, problem, answer}")
     read = tuple(_step(step, location, number) for number, step in enumerate(steps, 1))
-    question, images = _question(row, read[0].problem, location), _images(row, location)
+    question = row.get("question")
+    if question is None and (match := _QUESTION.search(read[0].problem)):
+        question = match[1].strip()
+    if not isinstance(question, str) or not question.strip():
+        raise location.error("key 'question' is missing or empty, and the first problem names no 'Origin question: '")
+    key = "images" if "images" in row else "image_names"
+    images = row.get(key) or []
+    if not isinstance(images, list) or not all(isinstance(name, str) for name in images):
+        raise location.error(f"key {key!r} must be a list of paths")
     try:
-        return Trajectory(id=str(row.get("id", location.number)), question=question, steps=read, images=images)
+        return Trajectory(id=str(row.get("id", location.number)), question=question, steps=read, images=tuple(images))
     except ValueError as error:
         raise location.error(str(error)) from error
 
@@ -295,23 +303,6 @@ def _documents(row: Mapping[str, Any], location: RowLocation, number: int) -> tu
         ) from error
 
 
-def _question(row: Mapping[str, Any], problem: str, location: RowLocation) -> str:
-    question = row.get("question")
-    if question is None and (match := _QUESTION.search(problem)):
-        question = match[1].strip()
-    if not isinstance(question, str) or not question.strip():
-        raise location.error("key 'question' is missing or empty, and the first problem names no 'Origin question: '")
-    return question
-
-
-def _images(row: Mapping[str, Any], location: RowLocation) -> tuple[str, ...]:
-    key = "images" if "images" in row else "image_names"
-    names = row.get(key) or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise location.error(f"key {key!r} must be a list of paths")
-    return tuple(names)
-
-
 # --- counts ------------------------------------------------------------------------------------------------------------
 
 
@@ -348,7 +339,7 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 # --- a source of examples ----------------------------------------------------------------------------------------------
 
 
-class StepExamples:
+class StepExamples(list[Example]):
     """The steps of a file's trajectories, in order, each as one example.
 
     An example's id is `TRAJECTORY/NUMBER`, and `metadata["step"]` is the `GoldenStep`. Its `answers` are the gold sub-question
@@ -362,7 +353,7 @@ class StepExamples:
     """
 
     def __init__(self, path: str | pathlib.Path, *, text_only: bool = False) -> None:
-        self._examples: list[Example] = []
+        super().__init__()
         first_locations: dict[str, RowLocation] = {}
         for location, trajectory in read_trajectories(path):
             if text_only and trajectory.images:
@@ -374,16 +365,18 @@ class StepExamples:
                 )
             instead = f"leave out trajectories with images: trajectories/text:{location.path}"
             images = tuple(picture_beside(name, location, "images", instead) for name in trajectory.images)
-            self._examples += _examples(trajectory, images)
-        if not self._examples:
+            for number, step in enumerate(golden_steps(trajectory), 1):
+                example = Example(
+                    id=f"{trajectory.id}/{number}",
+                    question=trajectory.question,
+                    answers=(step.query,) if step.kind == "route" else step.answers,
+                    images=images,
+                    metadata={"step": step},
+                )
+                self.append(example)
+        if not self:
             why = " without images" if text_only else ""
             raise ValueError(f"{path} holds no trajectories{why}; write one JSON object per line")
-
-    def __len__(self) -> int:
-        return len(self._examples)
-
-    def __getitem__(self, index: int) -> Example:
-        return self._examples[index]
 
 
 def golden_step(example: Example) -> GoldenStep | None:
@@ -407,15 +400,4 @@ def check_retrievers(source: Iterable[Example], tools: Sequence[str], name: str)
             f"{name}: {missing.total()} of {len(steps)} golden routes name retrievers that config.knowledge lacks: {counts}; "
             f"there are {', '.join(map(label_of, tools))}. Add their knowledge bases (text_image is 'text image retriever'), "
             "or leave their trajectories out (trajectories/text:FILE leaves out those with images)"
-        )
-
-
-def _examples(trajectory: Trajectory, images: tuple[pathlib.Path, ...]) -> Iterator[Example]:
-    for number, step in enumerate(golden_steps(trajectory), 1):
-        yield Example(
-            id=f"{trajectory.id}/{number}",
-            question=trajectory.question,
-            answers=(step.query,) if step.kind == "route" else step.answers,
-            images=images,
-            metadata={"step": step},
         )

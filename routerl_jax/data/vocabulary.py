@@ -37,10 +37,7 @@ def train_tokenizer(texts: Iterable[str], size: int, tags: Sequence[str], *, con
     )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=size - len(tags),
-        special_tokens=[EOS],
-        initial_alphabet=alphabet,
-        show_progress=False,
+        vocab_size=size - len(tags), special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
     )
     pieces = (piece for text in texts for piece in _without(text, tags))
     backend.train_from_iterator(pieces, trainer)

@@ -28,8 +28,7 @@ class Extension(Protocol):
     """A program call that feeds given tokens to some rows."""
 
     caches: Any  # the argument of `Decoder.run` ..
-    shared: bool  # .. whether all layers share it ..
-    unroll: bool  # .. and whether it is a list of layers
+    shared: bool  # .. and whether all layers share it
 
     def align(self, x: Int[Array, "D A S ..."]) -> Int[Array, "B S ..."]:
         """Per-token values in the layout of `attend`: rows flattened, padding moved to the end that it ignores."""
@@ -51,12 +50,8 @@ class Extension(Protocol):
 class Segment(Protocol):
     """A program call that decodes some rows, one token or several drafted ones per step."""
 
-    state: Any  # changes from step to step
+    state: Any  # the argument `caches` of the first step's `Decoder.run`, which returns that of the next one
     shared: bool  # as for Decoder.run
-
-    def caches(self, state: Any) -> Any:
-        """The argument `caches` of `Decoder.run`, which returns the next state."""
-        ...
 
     def attend(self, counts: Int[Array, "*B"], alive: Bool[Array, " B"]) -> Attend:
         """Attention of a step that reads one token or more of each row.
@@ -68,12 +63,11 @@ class Segment(Protocol):
         """
         ...
 
-    def finish(self, state: Any, counts: Int[Array, "D A"]) -> KVCache:
-        """The cache with the first `counts` new tokens of each row."""
-        ...
+    def finish(self, state: Any, counts: Int[Array, "D A"]) -> tuple[KVCache, Any]:
+        """The cache with the first `counts` new tokens of each row.
 
-    def scratch(self, state: Any) -> Any:
-        """Arrays that the caller keeps until the next call, because it will need their memory again; None: there are none."""
+        Also arrays that the caller keeps until the next call, because that will need their memory again; None: there are none.
+        """
         ...
 
 
@@ -162,6 +156,11 @@ def heads_axis(config: DecoderConfig, mesh: Mesh) -> str | None:
         logging.info("%d kv heads are not divisible by tensor=%d: every device caches all", config.kv_heads, shards)
         return None
     return "tensor"
+
+
+def stored_spec(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
+    """The sharding of keys and values, [D, L, R, T, heads, ...]: rows over the batch axes, heads over `tensor`."""
+    return PartitionSpec(BATCH_AXES, None, None, None, heads_axis(config, mesh))
 
 
 def copy_rows(

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from routerl_jax.engine.cache import CacheKind, KVCache, Qtype, allocator
 from routerl_jax.engine.images import EncodedImages, gather, in_batches, pending_images
+from routerl_jax.engine.policy import Stream
 from routerl_jax.engine.programs import DecodeInputs, DecodeOutputs, jit_programs
 from routerl_jax.engine.rows import (
     Chunk,
@@ -35,7 +36,6 @@ from routerl_jax.engine.rows import (
 from routerl_jax.engine.sampling import MOST_TOP
 from routerl_jax.engine.segments import SegmentCache
 from routerl_jax.engine.stops import StopAutomaton
-from routerl_jax.engine.streams import Stream
 from routerl_jax.engine.weights import WeightCopier
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Decoder
@@ -193,13 +193,11 @@ class DeviceCalls:
         """
         slots = self._feed([stream for stream in streams if not pending_images(stream)], None)
         for group in in_batches([stream for stream in streams if pending_images(stream)]):
-            slots += self._feed(group, self._encode(group))
+            assert self._vision is not None
+            inputs, image_slots = gather(group, self._vision, self._mesh, self._dtype)
+            features = self._programs.encode(params=self.params, images=inputs)
+            slots += self._feed(group, EncodedImages(values=features, slots=image_slots))
         return slots
-
-    def _encode(self, streams: Sequence[Stream]) -> EncodedImages:
-        assert self._vision is not None
-        inputs, slots = gather(streams, self._vision, self._mesh, self._dtype)
-        return EncodedImages(values=self._programs.encode(params=self.params, images=inputs), slots=slots)
 
     def _feed(self, pending: Sequence[Stream], images: EncodedImages | None) -> int:
         """Feeds rows in calls of a few sizes."""
@@ -304,8 +302,18 @@ class DeviceCalls:
         identity = np.zeros((*layout.shape, 3), np.uint32)
         for slot, stream in layout:
             identity[slot] = (*stream.identity, stream.turn)
+        given = history = None
+        if any(stream.turn_request.given for stream in streams):
+            given = np.full((*layout.shape, steps), -1, np.int32)
+            for slot, stream in layout:
+                tokens = stream.turn_request.given[:steps]
+                given[slot][: len(tokens)] = tokens
         starts = layout.gather(lambda stream: stream.cached)
         span = self._decode_span(int(starts.max()))
+        if self._drafts:
+            history = np.zeros((*layout.shape, span + 1 + steps), np.int32)
+            for slot, stream in layout:
+                history[slot][: len(stream.ledger)] = stream.ledger.tokens
         inputs = DecodeInputs(
             rows=layout.rows,
             starts=starts,
@@ -318,8 +326,8 @@ class DeviceCalls:
             temperature=layout.gather(lambda stream: stream.turn_request.sampling.temperature, np.float32),
             top_p=layout.gather(lambda stream: stream.turn_request.sampling.top_p, np.float32),
             top_k=layout.gather(lambda stream: stream.turn_request.sampling.top_k),
-            given=_given_tokens(layout, steps) if any(stream.turn_request.given for stream in streams) else None,
-            history=_history(layout, span + 1 + steps) if self._drafts else None,
+            given=given,
+            history=history,
         )
         if self._layers is None and self._programs.layers is not None:
             self._layers = self._programs.layers(self.params)
@@ -343,18 +351,3 @@ class DeviceCalls:
         host = jax.device_get(outputs)
         self.cache = cache  # here at the earliest, because a program may fail when its results are read
         return layout, host
-
-
-def _given_tokens(layout: Placement[Stream], steps: int) -> np.ndarray:
-    given_tokens = np.full((*layout.shape, steps), -1, np.int32)
-    for slot, stream in layout:
-        tokens = stream.turn_request.given[:steps]
-        given_tokens[slot][: len(tokens)] = tokens
-    return given_tokens
-
-
-def _history(layout: Placement[Stream], size: int) -> np.ndarray:
-    history = np.zeros((*layout.shape, size), np.int32)
-    for slot, stream in layout:
-        history[slot][: len(stream.ledger)] = stream.ledger.tokens
-    return history

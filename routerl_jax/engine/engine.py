@@ -19,17 +19,17 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.engine.cache import CacheKind, Qtype
 from routerl_jax.engine.device_calls import DeviceCalls
+from routerl_jax.engine.policy import DoesNotFit, EngineStats, Generated, PromptTooLong, Request, Stream
 from routerl_jax.engine.programs import DecodeOutputs
 from routerl_jax.engine.rows import LEAVE_FRACTION, MOST_DRAFTS, SEGMENT, RowTable
 from routerl_jax.engine.sampling import GREEDY, MOST_TOP, Sampling
 from routerl_jax.engine.stops import StopAutomaton, StopTables
-from routerl_jax.engine.streams import DoesNotFit, EngineStats, Generated, PromptTooLong, Request, Stream, prefix_of
 from routerl_jax.engine.weights import mesh_of
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.layers import check_ids
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel.device_memory import with_less
+from routerl_jax.parallel.devices import with_less
 from routerl_jax.parallel.mesh import batch_shards, replicated
 
 _REMEDY = (
@@ -297,7 +297,7 @@ class Engine:
             count = min(source.cached, len(target.ledger) - 1)
             if source.row is None or target.row is not None or count < 1:
                 continue
-            if prefix_of(source, count) != prefix_of(target, count):
+            if source.prefix(count) != target.prefix(count):
                 raise ValueError(
                     f"{target.name} differs from that of example {source.example_id!r}, sample {source.identity[1]}, "
                     f"within the {count} tokens that it would share"
@@ -313,9 +313,7 @@ class Engine:
     def _copy_shared(self) -> None:
         """Copies shared prefixes between rows. Must run before any row is written or given to another conversation."""
         shared, self._shared = self._shared, []
-        if (
-            shared and self._calls.cache is not None
-        ):  # without a cache there is nothing to copy, and all rows are fed again
+        if shared and self._calls.cache is not None:  # without a cache, all rows are fed again
             self._calls.fork(shared)
             self.stats.forked_tokens += sum(target.cached for _, target in shared)
 
@@ -505,7 +503,7 @@ class Engine:
                 continue
             assert stream.row is not None
             if stream.cached == 0:
-                key = (stream.row[0], prefix_of(stream, target))
+                key = (stream.row[0], stream.prefix(target))
                 if key in leaders:
                     followers.append((leaders[key], stream))
                     continue

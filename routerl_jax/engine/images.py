@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int32
 
-from routerl_jax.core.ledger import Ledger
+from routerl_jax.engine.policy import Stream
 from routerl_jax.models.config import VisionConfig
-from routerl_jax.models.patches import ImagePatches, VisionInputs, place_images
+from routerl_jax.models.patches import ImagePatches, VisionInputs, array_size, place_images
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards
 
-_LEAST_PATCHES, _STEP = 1024, 4  # patches of a shard in a call; sizes grow by this factor
-MOST_PATCHES = 16_384  # unless a single conversation needs more
-
-
-class Fed(Protocol):
-    """A conversation with a row, and the number of its cached tokens."""
-
-    ledger: Ledger
-    row: tuple[int, int] | None
-    cached: int
-
-
-S = TypeVar("S", bound=Fed)
+MOST_PATCHES = 16_384  # of a shard in a call, unless a single conversation needs more
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,7 +30,7 @@ class EncodedImages:
     values: Float[Array, "D F E"] | Float[Array, "D F N E"]
     slots: dict[tuple[int, str], Int32[np.ndarray, " tokens"]]
 
-    def index(self, stream: Fed, start: int, stop: int) -> Int32[np.ndarray, " T"]:
+    def index(self, stream: Stream, start: int, stop: int) -> Int32[np.ndarray, " T"]:
         """For tokens `start` to `stop` of a conversation, the indices of their features; -1 for text."""
         assert stream.row is not None
         result = np.full(stop - start, -1, np.int32)
@@ -55,15 +43,15 @@ class EncodedImages:
         return result
 
 
-def pending_images(stream: Fed) -> list[ImagePatches]:
+def pending_images(stream: Stream) -> list[ImagePatches]:
     """The images of a conversation that have tokens which are not cached yet."""
     images = cast(list[tuple[int, ImagePatches]], stream.ledger.images)
     return [image for first, image in images if first + image.tokens > stream.cached]
 
 
-def in_batches(streams: Sequence[S]) -> Iterator[list[S]]:
+def in_batches(streams: Sequence[Stream]) -> Iterator[list[Stream]]:
     """Splits conversations, in order, into groups whose images fit into one call."""
-    group: list[S] = []
+    group: list[Stream] = []
     patches: dict[int, dict[str, int]] = {}  # per shard, number of patches of each image
     for stream in streams:
         assert stream.row is not None
@@ -78,7 +66,7 @@ def in_batches(streams: Sequence[S]) -> Iterator[list[S]]:
         yield group
 
 
-def gather(streams: Sequence[Fed], config: VisionConfig, mesh: Mesh, dtype: Any) -> tuple[VisionInputs, dict]:
+def gather(streams: Sequence[Stream], config: VisionConfig, mesh: Mesh, dtype: Any) -> tuple[VisionInputs, dict]:
     """The images of conversations as inputs of the tower, [D, P, ...], and the slots of `EncodedImages`."""
     shards = batch_shards(mesh)
     images: list[dict[str, ImagePatches]] = [{} for _ in range(shards)]
@@ -93,9 +81,6 @@ def gather(streams: Sequence[Fed], config: VisionConfig, mesh: Mesh, dtype: Any)
             slots[shard, digest] = image.slots + start // config.group
             start += len(image.patches)
         most = max(most, start)
-    size = _LEAST_PATCHES
-    while size < most:
-        size *= _STEP
-    size = -(-size // config.window_patches) * config.window_patches
+    size = array_size(most, config, growth=4)
     groups = {(shard,): list(group.values()) for shard, group in enumerate(images)}
     return place_images(groups, (shards,), size, config, dtype, batch_sharding(mesh)), slots

@@ -13,7 +13,7 @@ from absl import logging
 
 from routerl_jax.core.background import BackgroundLoop
 from routerl_jax.engine.engine import Engine
-from routerl_jax.engine.streams import Generated, Stream
+from routerl_jax.engine.policy import Generated, Stream
 
 T = TypeVar("T")
 # Passes of the event loop between two steps, so that work that arrived during a step requests its turn before the next step.

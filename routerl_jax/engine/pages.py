@@ -17,7 +17,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel import get_mi
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from routerl_jax.engine.cache import Qtype, copy_rows, heads_axis
+from routerl_jax.engine.cache import Qtype, copy_rows, heads_axis, stored_spec
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 from routerl_jax.parallel.mesh import BATCH_AXES
@@ -56,7 +56,7 @@ class PagedCache:
         # dimension always takes whole lanes.
         width = -(-config.head_dim // _LANES) * _LANES
         shape = (shards, config.layers, rows, -(-length // page) * page, 2 * config.kv_heads, width)
-        pages: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, _stored(config, mesh)))
+        pages: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, stored_spec(config, mesh)))
         return cls(pages=pages, config=config, mesh=mesh)
 
     @staticmethod
@@ -93,7 +93,7 @@ class PagedCache:
         return _Extension(self, rows, starts, counts, steps)
 
     def fork(self, sources: Array, targets: Array, *, span: int) -> Self:
-        stored = _stored(self.config, self.mesh)
+        stored = stored_spec(self.config, self.mesh)
         return dataclasses.replace(
             self, pages=copy_rows(self.pages, sources, targets, span=span, mesh=self.mesh, stored=stored)
         )
@@ -129,7 +129,7 @@ class PagedCache:
         padding = [(0, 0)] * 3 + [(0, pages.shape[-1] - head_dim)]
         q = jnp.pad(q, padding)
         new = jnp.pad(jnp.stack([k, v], axis=3).reshape(batch, steps, -1, head_dim), padding)
-        stored = _stored(self.config, self.mesh)
+        stored = stored_spec(self.config, self.mesh)
         tokens = PartitionSpec(BATCH_AXES, None, heads_axis(self.config, self.mesh))
         per_row = PartitionSpec(BATCH_AXES)
         run = jax.shard_map(
@@ -146,7 +146,7 @@ class PagedCache:
 class _Extension:
     """New tokens are padded at the front, because for the kernel a row's last queries are its newest tokens."""
 
-    shared, unroll = True, False
+    shared = True
 
     def __init__(self, cache: PagedCache, rows: Array, starts: Array, counts: Array, steps: int) -> None:
         self._cache, self._rows = cache, rows.reshape(-1)
@@ -181,9 +181,6 @@ class _Segment:
         self._cache, self._rows, self._starts = cache, rows.reshape(-1), starts.reshape(-1)
         self.state = cache.pages
 
-    def caches(self, state: Array) -> Array:
-        return state
-
     def attend(self, counts: Int[Array, "*B"], alive: Bool[Array, " B"]) -> Attend:
         first = self._starts + counts
 
@@ -195,11 +192,8 @@ class _Segment:
 
         return attend
 
-    def finish(self, state: Array, counts: Int[Array, "D A"]) -> PagedCache:
-        return dataclasses.replace(self._cache, pages=state)
-
-    def scratch(self, state: Any) -> None:
-        return None
+    def finish(self, state: Array, counts: Int[Array, "D A"]) -> tuple[PagedCache, None]:
+        return dataclasses.replace(self._cache, pages=state), None
 
 
 def page_length(length: int) -> int:
@@ -208,11 +202,6 @@ def page_length(length: int) -> int:
     while page * _MOST_PAGES < length:
         page *= 2
     return page
-
-
-def _stored(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
-    """The sharding of all pages: rows over the batch axes, heads over `tensor`."""
-    return PartitionSpec(BATCH_AXES, None, None, None, heads_axis(config, mesh))
 
 
 def _on_shard(

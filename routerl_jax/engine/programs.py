@@ -23,38 +23,20 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from routerl_jax.engine.cache import KVCache
+from routerl_jax.engine.policy import TopLogprobs
 from routerl_jax.engine.sampling import row_keys, sample_tokens, token_logprobs, top_logprobs
-from routerl_jax.engine.streams import TopLogprobs
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, Features
 from routerl_jax.models.patches import VisionInputs
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel.compilation import compiled_programs
+from routerl_jax.parallel.devices import compiled_programs
 from routerl_jax.parallel.mesh import batch_sharding, on_tpu, replicated
 
 LONGEST_MATCH = 3  # tokens that are looked up; if they do not occur earlier, the last two, then the last one
 Host = Array | np.ndarray | jax.ShapeDtypeStruct  # an argument made on the host, or only its shape
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "rows",
-        "starts",
-        "offsets",
-        "tokens",
-        "limits",
-        "states",
-        "stop_masks",
-        "identity",
-        "temperature",
-        "top_p",
-        "top_k",
-        "given",
-        "history",
-    ],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeInputs:
     """The host's inputs for each row of a decode segment."""
@@ -76,11 +58,7 @@ class DecodeInputs:
     history: Int[Host, "D A H"] | None = None
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["tokens", "logprobs", "counts", "passes", "states", "stopped", "top_tokens", "top_logprobs", "chosen"],
-    meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeOutputs:
     """The outputs of a decode segment."""
@@ -141,7 +119,6 @@ def extend(
         at if at.ndim == 2 else jnp.moveaxis(at, -1, 0),
         extension.attend,
         extension.caches,
-        unroll=extension.unroll,
         shared=extension.shared,
         features=features,
         mesh=mesh,
@@ -191,7 +168,7 @@ def decode(
 ) -> tuple[KVCache, DecodeOutputs, Any]:
     """Samples up to `steps` tokens per row. Returns as soon as at most `leave_at` rows are still running.
 
-    The last of the three results is `Segment.scratch`.
+    The last of the three results is the second one of `Segment.finish`.
 
     Args:
       layers: the result of `layers_apart`; None: every step reads slices of the stack.
@@ -248,7 +225,7 @@ def decode(
             read,
             rotary[:, None] + indices,
             segment.attend(counts if drafts else state["step"], alive),
-            segment.caches(state["cached"]),
+            state["cached"],
             unroll=True,
             layers=layers or model.layer_weights(sliced),
             shared=segment.shared,
@@ -258,7 +235,9 @@ def decode(
         positions = (starts[:, None] + indices + 1).reshape(-1)
         drawn, logprob = sample_tokens(logits, keys, positions, temperature, top_p, top_k)
         if fixed is not None:
-            drawn, logprob = _with_given_tokens(fixed.reshape(-1), logits, temperature, drawn, logprob)
+            flat_fixed = fixed.reshape(-1)
+            drawn = jnp.where(flat_fixed >= 0, flat_fixed, drawn)
+            logprob = jnp.where(flat_fixed >= 0, token_logprobs(logits, drawn, temperature), logprob)
         drawn, logprob = drawn.reshape(batch, width), logprob.reshape(batch, width)
         going, token, automaton, stopped = alive, state["token"], state["automaton"], state["stopped"]
         accepted_draws = []
@@ -310,8 +289,24 @@ def decode(
         "chosen": None if routed is None else jnp.zeros((batch, steps, *routed), jnp.int16),
     }
     state = jax.lax.while_loop(go_on, body, state)
-    outputs = _outputs(state, shards)
-    return segment.finish(state["cached"], outputs.counts), outputs, segment.scratch(state["cached"])
+
+    def by_shard(x: Array | None) -> Any:
+        return None if x is None else x.reshape(shards, -1, *x.shape[1:])
+
+    tops = state["tops"] or [None, None]
+    outputs = DecodeOutputs(
+        tokens=by_shard(state["tokens"]),
+        logprobs=by_shard(state["logprobs"]),
+        counts=by_shard(state["counts"]),
+        passes=by_shard(state["passes"]),
+        states=by_shard(state["automaton"]),
+        stopped=by_shard(state["stopped"]),
+        top_tokens=by_shard(tops[0]),
+        top_logprobs=by_shard(tops[1]),
+        chosen=by_shard(state["chosen"]),
+    )
+    cache, scratch = segment.finish(state["cached"], outputs.counts)
+    return cache, outputs, scratch
 
 
 def lookup_drafts(history: Int[Array, "B L"], lengths: Int[Array, " B"], count: int) -> Int[Array, "B C"]:
@@ -351,38 +346,6 @@ def _put(values: Array, new: Array, columns: Int[Array, " B"], accepted: Bool[Ar
     return values
 
 
-def _with_given_tokens(
-    given: Int[Array, " N"],
-    logits: Float[Array, "N V"],
-    temperature: Float[Array, " N"],
-    drawn: Int[Array, " N"],
-    logprob: Float[Array, " N"],
-) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
-    """The given tokens and their log-probabilities; the drawn ones where no token is given (-1)."""
-    drawn = jnp.where(given >= 0, given, drawn)
-    return drawn, jnp.where(given >= 0, token_logprobs(logits, drawn, temperature), logprob)
-
-
-def _outputs(state: dict[str, Any], shards: int) -> DecodeOutputs:
-    """The last state of `decode`'s loop, its B rows by shard."""
-
-    def by_shard(x: Array | None) -> Any:
-        return None if x is None else x.reshape(shards, -1, *x.shape[1:])
-
-    tops = state["tops"] or [None, None]
-    return DecodeOutputs(
-        tokens=by_shard(state["tokens"]),
-        logprobs=by_shard(state["logprobs"]),
-        counts=by_shard(state["counts"]),
-        passes=by_shard(state["passes"]),
-        states=by_shard(state["automaton"]),
-        stopped=by_shard(state["stopped"]),
-        top_tokens=by_shard(tops[0]),
-        top_logprobs=by_shard(tops[1]),
-        chosen=by_shard(state["chosen"]),
-    )
-
-
 def _by_shard(mesh: Mesh, tree: Any) -> Any:
     """Constrains arrays of rows to their shards' devices. Without it, every device may compute everything."""
     return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(jnp.asarray(x), batch_sharding(mesh)), tree)
@@ -405,13 +368,11 @@ class Programs:
 
 def jit_programs(graph: nnx.GraphDef, mesh: Mesh, cache: KVCache) -> Programs:
     """Programs for a model and an abstract cache on a mesh. Engines of equal ones share them, and what is compiled."""
-    leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: leaf.sharding, cache))
-    return _shared_programs(graph, mesh, tuple(leaves), structure)
+    return _shared_programs(graph, mesh, jax.tree.map(lambda leaf: leaf.sharding, cache))
 
 
 @functools.lru_cache(maxsize=8)  # programs hold no weights, but their code takes memory
-def _shared_programs(graph: nnx.GraphDef, mesh: Mesh, leaves: tuple[Any, ...], structure: Any) -> Programs:
-    cache_shardings = jax.tree.unflatten(structure, leaves)
+def _shared_programs(graph: nnx.GraphDef, mesh: Mesh, cache_shardings: Any) -> Programs:
     return Programs(
         layers=None if on_tpu(mesh) else jax.jit(functools.partial(layers_apart, graph)),
         extend=jax.jit(

@@ -15,9 +15,8 @@ from routerl_jax.parallel.mesh import on_cpu
 SEGMENT = 32  # decode steps of one call
 MOST_DRAFTS = 15  # tokens that a step guesses
 LEAVE_FRACTION = 0.5  # a call ends when at most this share of its rows is still decoding
-PREFILL_TOKENS = (
-    16_384  # tokens of a shard in one call; more are not faster, and memory for scores and copied keys grows
-)
+# tokens of a shard in one call of prefill; more are not faster, and memory for scores and copied keys grows
+PREFILL_TOKENS = 16_384
 
 
 class HoldsRow(Protocol):
@@ -183,38 +182,29 @@ class PrefillShapes:
         How a row is split does not depend on other rows. Without chunks, rows of about one length are in one call, padded to
         it. With chunks only a row's last one is padded, and a call has as many as fill it.
         """
-        return _calls_of_chunks(missing, self.steps[-1], self.sizes) if self.chunked else _calls_of_rows(missing, self)
-
-
-def _calls_of_rows(missing: Sequence[Chunk[S]], shapes: PrefillShapes) -> Iterator[tuple[int, list[Chunk[S]]]]:
-    steps = shapes.steps
-    while missing:
-        groups: dict[int, list[Chunk[S]]] = {}
+        most = self.steps[-1]
+        while missing and not self.chunked:
+            groups: dict[int, list[Chunk[S]]] = {}
+            for each in missing:
+                count = min(each.stop - each.start, most)
+                chunk = dataclasses.replace(each, stop=each.start + count)
+                groups.setdefault(round_up(count, self.steps, "new tokens of a row in a call"), []).append(chunk)
+            for width, chunks in sorted(groups.items()):
+                for part in in_parts(chunks, most_rows(self.sizes, width)):
+                    yield width, part
+            rest = [dataclasses.replace(each, start=each.start + most) for each in missing]
+            missing = [each for each in rest if each.start < each.stop]
+        by_shard: dict[int, list[Chunk[S]]] = {}
         for each in missing:
-            count = min(each.stop - each.start, steps[-1])
-            chunk = dataclasses.replace(each, stop=each.start + count)
-            groups.setdefault(round_up(count, steps, "new tokens of a row in a call"), []).append(chunk)
-        for width, chunks in sorted(groups.items()):
-            for part in in_parts(chunks, most_rows(shapes.sizes, width)):
-                yield width, part
-        rest = [dataclasses.replace(each, start=each.start + steps[-1]) for each in missing]
-        missing = [each for each in rest if each.start < each.stop]
-
-
-def _calls_of_chunks(
-    missing: Sequence[Chunk[S]], steps: int, sizes: tuple[int, ...]
-) -> Iterator[tuple[int, list[Chunk[S]]]]:
-    by_shard: dict[int, list[Chunk[S]]] = {}
-    for each in missing:
-        assert each.row is not None
-        for start in range(each.start, each.stop, steps):
-            chunk = dataclasses.replace(each, start=start, stop=min(start + steps, each.stop))
-            by_shard.setdefault(each.row[0], []).append(chunk)
-    first, total = 0, max(map(len, by_shard.values()), default=0)
-    while first < total:
-        size = filled_size(total - first, sizes)
-        yield steps, [chunk for chunks in by_shard.values() for chunk in chunks[first : first + size]]
-        first += size
+            assert each.row is not None
+            for start in range(each.start, each.stop, most):
+                chunk = dataclasses.replace(each, start=start, stop=min(start + most, each.stop))
+                by_shard.setdefault(each.row[0], []).append(chunk)
+        first, total = 0, max(map(len, by_shard.values()), default=0)
+        while first < total:
+            size = filled_size(total - first, self.sizes)
+            yield most, [chunk for chunks in by_shard.values() for chunk in chunks[first : first + size]]
+            first += size
 
 
 def filled_size(count: int, sizes: tuple[int, ...]) -> int:
@@ -224,9 +214,9 @@ def filled_size(count: int, sizes: tuple[int, ...]) -> int:
     size that the chunks fill, or the smallest size of all.
     """
     size = round_up(min(count, sizes[-1]), sizes, "chunks")
-    return (
-        size if size - count <= max(1, size // 8) else max((each for each in sizes if each <= count), default=sizes[0])
-    )
+    if size - count <= max(1, size // 8):
+        return size
+    return max((each for each in sizes if each <= count), default=sizes[0])
 
 
 def most_rows(sizes: tuple[int, ...], steps: int) -> int:
@@ -250,15 +240,8 @@ def cheapest_cuts(spans: Sequence[int], slots: Callable[[int, int], int], weight
     """
     best: list[tuple[float, list[tuple[int, int]]]] = [(0.0, [])]
     for last in range(1, len(spans) + 1):
-        best.append(
-            min(
-                (
-                    best[first][0] + weights + slots(first, last) * (spans[last - 1] + weights / 20),
-                    [*best[first][1], (first, last)],
-                )
-                for first in range(last)
-            )
-        )
+        costs = [best[i][0] + weights + slots(i, last) * (spans[last - 1] + weights / 20) for i in range(last)]
+        best.append(min((cost, [*best[first][1], (first, last)]) for first, cost in enumerate(costs)))
     return best[-1][1]
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from routerl_jax.engine.cache import Codes, Qtype, copy_rows, heads_axis, quantize_tokens
+from routerl_jax.engine.cache import Codes, Qtype, copy_rows, heads_axis, quantize_tokens, stored_spec
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.decoder import Attend
 from routerl_jax.parallel.mesh import BATCH_AXES, on_cpu
@@ -52,7 +52,7 @@ class SegmentCache:
     def abstract(
         cls, config: DecoderConfig, mesh: Mesh, shards: int, rows: int, length: int, dtype: Any, qtype: Qtype = ""
     ) -> Self:
-        sharding = NamedSharding(mesh, _stored(config, mesh))
+        sharding = NamedSharding(mesh, stored_spec(config, mesh))
 
         def cache_shape(width: int, dtype: Any) -> Any:
             shape = (shards, config.layers, rows, length, config.kv_heads, width)
@@ -96,7 +96,7 @@ class SegmentCache:
         return _WholeRows(self, rows, starts, counts, steps, span)
 
     def fork(self, sources: Array, targets: Array, *, span: int) -> Self:
-        options = {"span": span, "mesh": self.mesh, "stored": _stored(self.config, self.mesh)}
+        options = {"span": span, "mesh": self.mesh, "stored": stored_spec(self.config, self.mesh)}
         return jax.tree.map(lambda leaf: copy_rows(leaf, sources, targets, **options), self)
 
     def segment(self, rows: Array, starts: Array, *, steps: int, span: int) -> Any:
@@ -129,7 +129,7 @@ class SegmentCache:
           The attention output (undefined behind the new tokens), and the keys and values.
         """
         i, cached = layer
-        stored = _stored(self.config, self.mesh)
+        stored = stored_spec(self.config, self.mesh)
         tokens = PartitionSpec(BATCH_AXES, None, heads_axis(self.config, self.mesh))
         per_row = PartitionSpec(BATCH_AXES)
         run = jax.shard_map(
@@ -159,7 +159,7 @@ class _PaddedAtTheEnd:
 class Chunks(_PaddedAtTheEnd):
     """New tokens are written to their rows first, in place, so all chunks of a row may be in one call."""
 
-    shared, unroll = True, False
+    shared = True
 
     def __init__(self, cache: SegmentCache, rows: Array, starts: Array, counts: Array) -> None:
         self._cache, self._rows, self._starts, self._counts = cache, rows, starts, counts
@@ -175,7 +175,7 @@ class Chunks(_PaddedAtTheEnd):
 class _WholeRows(_PaddedAtTheEnd):
     """For accelerators without a kernel. A call has one chunk of a row at most, and reads what it attends to once."""
 
-    shared = unroll = False
+    shared = False
 
     def __init__(self, cache: SegmentCache, rows: Array, starts: Array, counts: Array, steps: int, span: int) -> None:
         self._cache, self._rows, self._starts, self._counts = cache, rows, starts, counts
@@ -221,9 +221,6 @@ class _Segment:
             values = jax.tree.map(lambda leaf: jnp.pad(leaf, (none, none, room, none)), values)
             self.state.append((keys, values))
 
-    def caches(self, state: list[Any]) -> list[Any]:
-        return state
-
     def attend(self, counts: Int[Array, "*B"], alive: Bool[Array, " B"]) -> Attend:
         flat, indices = self._starts.reshape(-1, 1, 1), jnp.arange(self._span + self._steps)
         new = indices >= self._span
@@ -248,20 +245,12 @@ class _Segment:
             cached, new, self._span + counts
         )
 
-    def finish(self, state: list[Any], counts: Int[Array, "D A"]) -> SegmentCache:
+    def finish(self, state: list[Any], counts: Int[Array, "D A"]) -> tuple[SegmentCache, list[Any] | None]:
         keys, values = zip(*state)
         k = jax.tree.map(lambda *x: jnp.stack([leaf[..., self._span :].transpose(0, 3, 1, 2) for leaf in x]), *keys)
         v = jax.tree.map(lambda *x: jnp.stack([leaf[:, :, self._span :].swapaxes(1, 2) for leaf in x]), *values)
-        return _written(self._cache, self._rows, self._starts, counts, (k, v))
-
-    def scratch(self, state: list[Any]) -> list[Any] | None:
-        # An accelerator's allocator keeps memory by itself.
-        return state if on_cpu(self._cache.mesh) else None
-
-
-def _stored(config: DecoderConfig, mesh: Mesh) -> PartitionSpec:
-    """The sharding of keys and values: rows over the batch axes, heads over `tensor`."""
-    return PartitionSpec(BATCH_AXES, None, None, None, heads_axis(config, mesh))
+        cache = _written(self._cache, self._rows, self._starts, counts, (k, v))
+        return cache, state if on_cpu(self._cache.mesh) else None  # an accelerator's allocator keeps memory by itself
 
 
 def _on_shard(
@@ -310,7 +299,7 @@ def _channels_first(x: Any) -> Any:
 
 def _read(cache: SegmentCache, layer: int, rows: Array, span: int) -> tuple[Any, Any]:
     """A layer's cached keys and values of some rows, [D, L, R, T, K, ...] -> [B, K, ..., P] and [B, K, P, ...]."""
-    stored = _stored(cache.config, cache.mesh)
+    stored = stored_spec(cache.config, cache.mesh)
 
     def on_shard(leaf: Array, rows: Array) -> Array:
         # Padding reads the last row. Where indices are checked (mode="fill"), XLA's copies take twice as long on CPUs.

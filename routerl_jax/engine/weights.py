@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -53,8 +52,12 @@ class WeightCopier:
             return params
         if self._copy is None:
             target = self.abstract(params)
-            same = _same_devices(params, target)
-            self._copy = self._jit_copy(target) if same else self._to_other_devices(params, target)
+            if _same_devices(params, target):
+                self._copy = self._jit_copy(target)
+            else:  # one program converts them where they are; then they are sent
+                convert = self._jit_copy(_at_current_shardings(params, target))
+                placements = jax.tree.map(lambda want: want.sharding, target)
+                self._copy = lambda weights: jax.device_put(convert(weights), placements)
         return self._copy(params)
 
     def lower(self, params: nnx.State) -> jax.stages.Lowered | None:
@@ -102,12 +105,6 @@ class WeightCopier:
             return tree.unflatten([leaf.astype(dtype) for leaf, dtype in zip(leaves, dtypes)])
 
         return jax.jit(copy, out_shardings=jax.tree.map(lambda want: want.sharding, target))
-
-    def _to_other_devices(self, params: nnx.State, target: nnx.State) -> Callable[[nnx.State], nnx.State]:
-        """A function that converts weights where they are, by one program, and sends the result to the target's devices."""
-        convert = self._jit_copy(_at_current_shardings(params, target))
-        target_shardings = jax.tree.map(lambda want: want.sharding, target)
-        return lambda weights: jax.device_put(convert(weights), target_shardings)
 
 
 def _same_devices(params: nnx.State, target: nnx.State) -> bool:

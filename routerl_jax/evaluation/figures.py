@@ -94,19 +94,14 @@ def _series(rows: Sequence[dict[str, Any]], key: str) -> tuple[list[int], list[f
     return [step for step, _ in points], [value for _, value in points]
 
 
-def _smooth(values: list[float]) -> list[float]:
-    """Running mean over the last nine values, or over a sixth of all values if there are few."""
-    window = max(1, min(9, len(values) // 6))
-    parts = [values[max(0, i + 1 - window) : i + 1] for i in range(len(values))]
-    return [sum(part) / len(part) for part in parts]
-
-
 def curve(axis: Any, rows: Sequence[dict[str, Any]], key: str, label: str, color: str) -> None:
-    """Draws a metric over the steps, faintly, and its running mean."""
+    """Draws a metric over the steps, faintly, and its running mean over nine values, or a sixth of all if they are few."""
     steps, values = _series(rows, key)
     if steps:
+        window = max(1, min(9, len(values) // 6))
+        parts = [values[max(0, i + 1 - window) : i + 1] for i in range(len(values))]
         axis.plot(steps, values, color=color, alpha=0.2, linewidth=1)
-        axis.plot(steps, _smooth(values), color=color, label=label, linewidth=2)
+        axis.plot(steps, [sum(part) / len(part) for part in parts], color=color, label=label, linewidth=2)
 
 
 def _learning_curves(rows: Sequence[dict[str, Any]], path: pathlib.Path) -> None:

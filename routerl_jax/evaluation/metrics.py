@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float
 from routerl_jax.core.types import Episode
 from routerl_jax.data.gold_paths import known_path
 from routerl_jax.data.trajectories import NONE, golden_step, label_of
-from routerl_jax.evaluation.groups import by_group
 from routerl_jax.models.regions import iou
 from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
 from routerl_jax.rewards.retrieval import retrieval
@@ -37,6 +36,9 @@ _BEHAVIOUR = (
     "box_iou",
     "image_tokens_per_question",
 )
+# Groups of questions with results of their own, if their metadata have these keys.
+GROUPS = ("dataset", "kind", "type", "source_type", "print")
+_MOST = 24  # values of a key; a key with more does not define groups
 _OF_GROUPS = (*ANSWER, "answerable", "em_answerable", JUDGE, "routing_accuracy", *RETRIEVAL, *_BEHAVIOUR)
 
 
@@ -67,24 +69,54 @@ def summarize(
     scores = answer_scores(episodes, normalizer)
     intervals = bootstrap_intervals(scores)
     share = knowledge_base_shares(episodes)
-    groups = by_group([episode.example.metadata for episode in episodes])
-    by = {
-        key: {
-            value: _of_group([episodes[i] for i in numbers], scores[numbers], tools, budget)
-            for value, numbers in values.items()
-        }
-        for key, values in groups.items()
-    }
+    counted = [e.verdict.counts for e in episodes if e.verdict is not None and e.verdict.counts is not None]
+    of_judge = bootstrap_intervals(np.asarray(counted)[:, None])[:, 0].tolist() if counted else []
+    by: dict[str, dict[str, dict[str, Any]]] = {}
+    for key, values in by_group([episode.example.metadata for episode in episodes]).items():
+        for value, numbers in values.items():
+            means = _averages([episodes[i] for i in numbers], scores[numbers], tools, budget)
+            row = {"n": len(numbers), **{name: means[name] for name in _OF_GROUPS if name in means}}
+            by.setdefault(key, {})[value] = row
     return {
         **_averages(episodes, scores, tools, budget),
         **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(ANSWER)},
-        **_judge_interval(episodes),
+        **({f"{JUDGE}_interval": of_judge} if counted else {}),
         "kb_share": share,
         "mode_usage": share,
         "breakdown": breakdown(scores[:, 0] == 1, np.asarray([bool(episode.calls) for episode in episodes])),
         "n": len(episodes),
         **({"by": by} if by else {}),
     }
+
+
+def group_fields(metadata: Mapping[str, Any]) -> dict[str, str | list[str]]:
+    """The values of `GROUPS` in an example's metadata. A list holds several values, such as the source types of a question that
+    needs a chart and a table. For a question without `dataset`, that is verl's `data_source`."""
+    fields = {**metadata, "dataset": metadata.get("dataset") or metadata.get("data_source")}
+    return {key: value for key in GROUPS if (value := fields.get(key)) and _names(value)}
+
+
+def by_group(metadata: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, list[int]]]:
+    """Indices of the questions of each group, by key and value. Keys with one value, or with very many, are left out. A
+    question with several values belongs to several groups.
+
+    Args:
+      metadata: the metadata of each question.
+    """
+    groups: dict[str, dict[str, list[int]]] = {}
+    for number, fields in enumerate(map(group_fields, metadata)):
+        for key, values in fields.items():
+            for value in dict.fromkeys(_names(values)):
+                groups.setdefault(key, {}).setdefault(value, []).append(number)
+    return {key: dict(sorted(values.items())) for key in GROUPS if 1 < len(values := groups.get(key, {})) <= _MOST}
+
+
+def _names(value: Any) -> list[str]:
+    """The values of a key as a list; [] for anything but a string or strings."""
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, list | tuple) or not all(isinstance(name, str) and name for name in values):
+        return []
+    return list(values)
 
 
 def breakdown(right: Bool[np.ndarray, " N"], searched: Bool[np.ndarray, " N"]) -> dict[str, float]:
@@ -101,16 +133,6 @@ def search_rates(searches: Sequence[int], budget: int | None) -> dict[str, float
     number of searches divided by the number allowed."""
     rates = {"searched_rate": float(np.mean([count > 0 for count in searches]))}
     return rates if budget is None else {**rates, "search_ratio": sum(searches) / max(budget * len(searches), 1)}
-
-
-def _of_group(
-    episodes: Sequence[Episode],
-    scores: Float[np.ndarray, "N M"],
-    tools: Collection[str] | None,
-    budget: int | None,
-) -> dict[str, Any]:
-    means = _averages(episodes, scores, tools, budget)
-    return {"n": len(episodes), **{name: means[name] for name in _OF_GROUPS if name in means}}
 
 
 def averages(
@@ -185,18 +207,22 @@ def _averages(
     budget: int | None = None,
 ) -> dict[str, float]:
     turns = max(sum(len(e.turns) for e in episodes), 1)
+    last = [e.turns[-1] if e.turns else None for e in episodes]
+    forced = [e.answer is not None and bool(turn and turn.forced) for e, turn in zip(episodes, last)]
+    queries = [[(call.tool, call.image, " ".join(call.query.lower().split())) for call in e.calls] for e in episodes]
+    valid = [any(t.well_formed and any(c.error is None for c in t.calls) for t in e.turns) for e in episodes]
     calls = [call for episode in episodes for call in episode.calls]
     result = {
         **{name: float(mean) for name, mean in zip(ANSWER, scores.mean(axis=0))},
         "searches_per_question": len(calls) / len(episodes),
         **search_rates([len(e.calls) for e in episodes], budget),
-        "valid_search_share": float(np.mean([_searched_validly(e) for e in episodes])),
-        "repeated_search_rate": float(np.mean([_searched_again(e) for e in episodes])),
+        "valid_search_share": float(np.mean(valid)),
+        "repeated_search_rate": float(np.mean([len(set(asked)) < len(asked) for asked in queries])),
         "invalid_action_rate": sum(e.invalid_actions for e in episodes) / turns,
         "answered_rate": float(np.mean([e.answer is not None for e in episodes])),
-        "forced_rate": float(np.mean([e.answer is not None and _last_turn_forced(e) for e in episodes])),
-        "finish_rate": float(np.mean([e.answer is not None and not _last_turn_forced(e) for e in episodes])),
-        "refusal_rate": float(np.mean([_last_action(e) == "refusal" for e in episodes])),
+        "forced_rate": float(np.mean(forced)),
+        "finish_rate": float(np.mean([e.answer is not None and not begun for e, begun in zip(episodes, forced)])),
+        "refusal_rate": float(np.mean([bool(turn and turn.action and turn.action.kind == "refusal") for turn in last])),
         "truncated_rate": float(np.mean([e.truncated for e in episodes])),
         "tool_error_rate": sum(call.error is not None for call in calls) / max(len(calls), 1),
         **_seen_rates(episodes),
@@ -221,16 +247,6 @@ def _of_answerable(episodes: Sequence[Episode], scores: Float[np.ndarray, "N M"]
     can = np.asarray([value is True for value in known])
     share = {"answerable": float(can.sum() / sum(isinstance(value, bool) for value in known))}
     return {**share, "em_answerable": float(scores[can, 0].mean())} if can.any() else share
-
-
-def _last_action(episode: Episode) -> str:
-    action = episode.turns[-1].action if episode.turns else None
-    return "" if action is None else action.kind
-
-
-def _last_turn_forced(episode: Episode) -> bool:
-    """Whether the last turn was begun for the policy."""
-    return any(turn.forced for turn in episode.turns[-1:])
 
 
 def _seen_rates(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -306,21 +322,6 @@ def _judged(episodes: Sequence[Episode], scores: Float[np.ndarray, "N M"]) -> di
     counted = [verdict.counts for verdict, _ in judged if verdict.counts is not None]
     mean = {JUDGE: float(np.mean(counted))} if counted else {}
     return mean | {f"{JUDGE}/{name}": share for name, share in shares.items()}
-
-
-def _judge_interval(episodes: Sequence[Episode]) -> dict[str, list[float]]:
-    verdicts = [episode.verdict for episode in episodes if episode.verdict is not None]
-    counted = [verdict.counts for verdict in verdicts if verdict.counts is not None]
-    return {f"{JUDGE}_interval": bootstrap_intervals(np.asarray(counted)[:, None])[:, 0].tolist()} if counted else {}
-
-
-def _searched_again(episode: Episode) -> bool:
-    queries = [(call.tool, call.image, " ".join(call.query.lower().split())) for call in episode.calls]
-    return len(set(queries)) < len(queries)
-
-
-def _searched_validly(episode: Episode) -> bool:
-    return any(turn.well_formed and any(call.error is None for call in turn.calls) for turn in episode.turns)
 
 
 def routing_decisions(episode: Episode) -> tuple[int, int] | None:

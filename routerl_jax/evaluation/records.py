@@ -11,30 +11,14 @@ from typing import Any
 
 from routerl_jax.core.files import write_atomic, write_json_lines
 from routerl_jax.core.rows import RowLocation, read_rows
-from routerl_jax.core.types import (
-    Action,
-    Branch,
-    Call,
-    Episode,
-    Example,
-    Failure,
-    Passage,
-    Shown,
-    Turn,
-    Usage,
-    Verdict,
-)
+from routerl_jax.core.types import Action, Branch, Call, Episode, Example, Failure, Passage, Shown, Turn, Usage, Verdict
 from routerl_jax.data.pictures import picture_name
-from routerl_jax.evaluation.groups import group_fields
+from routerl_jax.evaluation.metrics import group_fields
 from routerl_jax.models.images import encoded_image, image_digest, is_data
 from routerl_jax.rewards.metrics import accepted_answers
 
 _PICTURES = "pictures"
-_OPTIONAL: dict[str, Any] = {
-    "verdict": Verdict,
-    "usage": Usage,
-    "failure": Failure,
-}  # fields of an episode that may be None
+_OPTIONAL: dict[str, Any] = {"verdict": Verdict, "usage": Usage, "failure": Failure}  # fields that may be None
 
 
 class PictureFiles:
@@ -47,7 +31,7 @@ class PictureFiles:
     def name(self, image: Any) -> str:
         """The name of a picture in a record of this directory: its own path, or the path of its file relative to the directory.
         "" if there is no picture, or it can't be read."""
-        if not _in_memory(image):
+        if isinstance(image, str | os.PathLike) and not is_data(image):
             return picture_name(image)
         try:
             digest = image_digest(image)
@@ -81,7 +65,7 @@ def write_records(
 
 
 def episode_record(episode: Episode, pictures: PictureFiles | None = None, **extra: Any) -> dict[str, Any]:
-    """The record of an episode: all but its token sequences. Of its metadata it has `groups.GROUPS` and `answerable`; the
+    """The record of an episode: all but its token sequences. Of its metadata it has `metrics.GROUPS` and `answerable`; the
     judge's verdict, an endpoint's usage and its failure are included if there are any.
 
     Args:
@@ -112,38 +96,33 @@ def turn_record(turn: Turn, name: Callable[[Any], str]) -> dict[str, Any]:
     shown = [
         dataclasses.replace(item, image=name(item.image) if item.digest or item.error else "") for item in turn.shown
     ]
-    calls = [
-        dataclasses.replace(call, passages=tuple(_named(passage, name) for passage in call.passages))
-        for call in turn.calls
-    ]
+    calls = []
+    for call in turn.calls:
+        # A picture that is a file keeps the path of its knowledge base; one in memory gets a file.
+        passages = (
+            dataclasses.replace(passage, image=name(passage.image)) if is_data(passage.image) else passage
+            for passage in call.passages
+        )
+        calls.append(dataclasses.replace(call, passages=tuple(passages)))
     return dataclasses.asdict(dataclasses.replace(turn, shown=shown, calls=calls))
-
-
-def _named(passage: Passage, name: Callable[[Any], str]) -> Passage:
-    """The passage with its picture by name. A picture that is a file keeps the path of its knowledge base; one in memory gets a
-    file."""
-    return dataclasses.replace(passage, image=name(passage.image)) if is_data(passage.image) else passage
-
-
-def _in_memory(image: Any) -> bool:
-    return is_data(image) or not isinstance(image, str | os.PathLike)
 
 
 def episode_of(record: Mapping[str, Any], location: RowLocation) -> Episode:
     """The episode of a record, without token sequences. Raises ValueError that names the row if it is no record."""
+    directory = location.path.parent
     try:
         example = Example(
             id=str(record["id"]),
             question=record["question"],
             answers=tuple(record["golden_answers"]),
-            images=tuple(_picture_path(location, image) for image in record["images"]),
+            images=tuple(picture_path(directory, image) for image in record["images"]),
             metadata=record.get("metadata", {}),
         )
         return Episode(
             example=example,
             sample=record["sample"],
             answer=record["prediction"],
-            turns=[_turn(turn, location) for turn in record["turns"]],
+            turns=[_turn(turn, directory) for turn in record["turns"]],
             sequences=[],
             prompt=record["prompt"],
             truncated=record["truncated"],
@@ -156,21 +135,17 @@ def episode_of(record: Mapping[str, Any], location: RowLocation) -> Episode:
         raise location.error(f"no episode as a run or launch.evaluate writes them: {fault}") from error
 
 
-def _turn(fields: Mapping[str, Any], location: RowLocation) -> Turn:
+def _turn(fields: Mapping[str, Any], directory: pathlib.Path) -> Turn:
+    def with_picture(item: Mapping[str, Any]) -> dict[str, Any]:
+        return {**_tuples(item), "image": picture_path(directory, item.get("image", ""))}
+
     action = None if fields["action"] is None else Action(**_tuples(fields["action"]))
     calls = [
-        Call(**{**_tuples(call), "passages": tuple(_passage(passage, location) for passage in call["passages"])})
+        Call(**{**_tuples(call), "passages": tuple(Passage(**with_picture(passage)) for passage in call["passages"])})
         for call in fields["calls"]
     ]
-    shown = [
-        Shown(**{**_tuples(item), "image": _picture_path(location, item.get("image", ""))})
-        for item in fields.get("shown", ())
-    ]
+    shown = [Shown(**with_picture(item)) for item in fields.get("shown", ())]
     return Turn(**{**fields, "action": action, "calls": calls, "shown": shown})
-
-
-def _passage(fields: Mapping[str, Any], location: RowLocation) -> Passage:
-    return Passage(**{**fields, "image": _picture_path(location, fields.get("image", ""))})
 
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,10 +155,6 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
 def picture_path(directory: pathlib.Path, image: str) -> str:
     """The path or URI of a picture that a record in this directory names. Relative paths start at the directory."""
     return str(directory / image) if image.startswith(f"{_PICTURES}/") else image
-
-
-def _picture_path(location: RowLocation, image: str) -> str:
-    return picture_path(location.path.parent, image)
 
 
 def read_records(path: pathlib.Path) -> Iterator[dict[str, Any]]:

@@ -1,26 +1,39 @@
-"""Renders a trajectory in colour for a terminal."""
+"""Shows an episode record: in colour for a terminal (`render`), and all pictures that the policy looked at as one (`sheet`)."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import pathlib
+import textwrap
 import types
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from PIL import Image, ImageDraw, ImageFont
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from routerl_jax.core.files import write_atomic
 from routerl_jax.core.text import counted
-from routerl_jax.evaluation.sheets import pictures_shown
+from routerl_jax.evaluation.records import picture_path
+from routerl_jax.models.images import decode_image
+
+_PAGE = (640, 640)  # pixels that a page may take on the sheet
+_CROP = (360, 240)
+_ZOOM = 6  # largest enlargement of a crop
+_GAP, _LINE, _FONT = 12, 22, 16
+_COLOURS = ("#d62728", "#1f77b4", "#2ca02c", "#ff7f0e", "#9467bd", "#17becf")
+_WORDS = 110  # letters in a line
 
 
 def render(record: dict[str, Any], sheet: str | pathlib.Path | None = None) -> RenderableType:
     """An episode record (evaluation.records) as thoughts, searches, passages and answer.
 
     Args:
-      sheet: path of the sheet with its pictures and boxes (evaluation.sheets).
+      sheet: path of the sheet with its pictures and boxes (`write_sheet`).
     """
     numbers = {id(item): number for number, item in enumerate(pictures_shown(record), 1)}
     branches = {branch["turn"]: branch for branch in record.get("branches", ())}
@@ -159,3 +172,137 @@ def findings(call: Mapping[str, Any], pictured: Collection[str] = ()) -> Rendera
     if len(listed) < len(passages):
         lines.append(f"\n{len(passages) - len(listed)} more found, not shown to the policy", "dim")
     return Panel(lines or Text("nothing found", "dim"), title=call["tool"], title_align="left", border_style="blue")
+
+
+def pictures_shown(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The pictures that the policy of an episode record saw after its prompt: pages and crops in order, numbered from 1."""
+    return [item for turn in record["turns"] for item in turn.get("shown", ()) if item["digest"] and item["image"]]
+
+
+def write_sheet(record: Mapping[str, Any], directory: pathlib.Path, sheets: pathlib.Path) -> pathlib.Path | None:
+    """Draws the sheet of an episode record as a PNG named by its content. Returns its path, or None if no picture was shown.
+
+    Args:
+      directory: the directory of the record, with its pictures (records.PictureFiles).
+      sheets: the directory to write to.
+    """
+    if not pictures_shown(record):
+        return None
+    buffer = io.BytesIO()
+    sheet(record, directory).save(buffer, "PNG", optimize=True)
+    content = buffer.getvalue()
+    path = sheets / f"{hashlib.sha256(content).hexdigest()[:24]}.png"
+    if not path.is_file():
+        write_atomic(path, content, shared=True)
+    return path
+
+
+def sheet(record: Mapping[str, Any], directory: pathlib.Path) -> Image.Image:
+    """The sheet of a record: the question, a row per page with its numbered boxes and their crops, and the answer.
+
+    A box is drawn on the raw page, however many crops lie between (agents.observation). A picture that can't be read any more
+    is replaced by a message.
+    """
+    rows = [_row(look, directory) for look in looks(record)]
+    answer = record["prediction"] if record["prediction"] is not None else "(no answer)"
+    parts = [_text(record["question"]), *rows, _text(f"Answer: {answer}")]
+    size = (max(part.width for part in parts) + 2 * _GAP, sum(part.height + _GAP for part in parts) + _GAP)
+    canvas = Image.new("RGB", size, "white")
+    top = _GAP
+    for part in parts:
+        canvas.paste(part, (_GAP, top))
+        top += part.height + _GAP
+    return canvas
+
+
+def looks(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The pictures of an episode record and what was cut from each: `number` as on the sheet, or "question", `image` (its
+    name), and `crops` of `number`, `box` (left, top, right, bottom in pixels of the raw picture) and `image`."""
+    asked: list[dict[str, Any]] = [
+        {"number": "question", "image": image, "crops": []} for image in record["images"] if image
+    ]
+    pages: dict[str, dict[str, Any]] = {}
+    for number, item in enumerate(pictures_shown(record), 1):
+        crop = {"number": number, "box": tuple(item["box"]), "image": item["image"]}
+        if not item["box"]:
+            pages.setdefault(item["digest"], {"number": str(number), "image": item["image"], "crops": []})
+        elif item["parent"] in pages:
+            pages[item["parent"]]["crops"].append(crop)
+        elif len(asked) == 1:  # a closer look at the question's picture
+            asked[0]["crops"].append(crop)
+        else:
+            pages[f"{number}"] = {"number": str(number), "image": item["image"], "crops": []}
+    return [*asked, *pages.values()]
+
+
+def _picture(directory: pathlib.Path, image: str) -> Image.Image | str:
+    try:
+        return decode_image(picture_path(directory, image))
+    except ValueError as error:
+        return f"a picture that can't be drawn: {error}"
+
+
+def _row(look: Mapping[str, Any], directory: pathlib.Path) -> Image.Image:
+    """A page with its boxes, and beside it their crops (`looks`)."""
+    picture = _picture(directory, look["image"])
+    if isinstance(picture, str):
+        canvas = _text(picture)
+    else:
+        scale = min(1.0, *(most / side for most, side in zip(_PAGE, picture.size)))
+        canvas = _sized(picture, scale)
+        draw = ImageDraw.Draw(canvas)
+        _label(draw, (0, 0), look["number"], "black")
+        for crop in look["crops"]:
+            colour = _colour(crop["number"])
+            corners = [side * scale for side in crop["box"]]
+            draw.rectangle(corners, outline=colour, width=3)
+            _label(draw, (corners[0], max(corners[1] - _LINE, 0)), str(crop["number"]), colour)
+    crops = [_crop(crop["number"], _picture(directory, crop["image"])) for crop in look["crops"]]
+    if not crops:
+        return canvas
+    right = max(crop.width for crop in crops)
+    high = max(canvas.height, sum(crop.height + _GAP for crop in crops) - _GAP)
+    row = Image.new("RGB", (canvas.width + _GAP + right, high), "white")
+    row.paste(canvas, (0, 0))
+    top = 0
+    for crop in crops:
+        row.paste(crop, (canvas.width + _GAP, top))
+        top += crop.height + _GAP
+    return row
+
+
+def _crop(number: int, crop: Image.Image | str) -> Image.Image:
+    if isinstance(crop, str):
+        return _text(f"{number}: {crop}", _WORDS // 2)
+    inner = _sized(crop, min(_ZOOM, *(most / side for most, side in zip(_CROP, crop.size))))
+    framed = Image.new("RGB", (inner.width + 6, inner.height + 6), _colour(number))
+    framed.paste(inner, (3, 3))
+    _label(ImageDraw.Draw(framed), (0, 0), str(number), _colour(number))
+    return framed
+
+
+def _sized(picture: Image.Image, scale: float) -> Image.Image:
+    width, height = (max(1, round(side * scale)) for side in picture.size)
+    return picture.resize((width, height), Image.Resampling.LANCZOS)
+
+
+def _colour(number: int) -> str:
+    return _COLOURS[(number - 2) % len(_COLOURS)]  # the first crop is the second picture
+
+
+def _label(draw: ImageDraw.ImageDraw, position: tuple[float, float], text: str, colour: str) -> None:
+    font = ImageFont.load_default(_FONT)
+    left, top = position
+    draw.rectangle((left, top, left + draw.textlength(text, font) + 6, top + _LINE), fill=colour)
+    draw.text((left + 3, top + 1), text, fill="white", font=font)
+
+
+def _text(text: str, letters: int = _WORDS) -> Image.Image:
+    lines = textwrap.wrap(" ".join(text.split()), letters) or [""]
+    font = ImageFont.load_default(_FONT)
+    width = max(round(font.getlength(line)) for line in lines)
+    image = Image.new("RGB", (max(width, 1) + 2, _LINE * len(lines)), "white")
+    draw = ImageDraw.Draw(image)
+    for number, line in enumerate(lines):
+        draw.text((0, number * _LINE), line, fill="black", font=font)
+    return image

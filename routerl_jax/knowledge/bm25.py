@@ -33,13 +33,12 @@ from routerl_jax.knowledge.builds import (
     report,
     stamp,
 )
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.store import INDEX, Store, StoredPassages
 from routerl_jax.knowledge.tables import holds_tables, read_tables, table_passages
 from routerl_jax.knowledge.writer import StoreWriter, explained
 
-_BLOCK = 8192  # passages read at a time
 # How texts are split: in any script (core.text), or words of two letters or more, as in bm25s's default.
 _SPLITS: dict[str, Callable[[str], list[str]]] = {
     "any": functools.partial(text_words, pairs=True),
@@ -152,7 +151,7 @@ def passages_or_rows(
     """The passages of a corpus (`read_corpus`), or the rows of tables."""
     if holds_tables(path):
         return (passage for table in read_tables(path) for passage in table_passages(table))
-    return read_corpus(path, split=split_of(config.passage_words, config.least_words), left_out=left_out)
+    return read_corpus(path, split=config.split, left_out=left_out)
 
 
 def build_bm25(config: Bm25Config, directory: str | pathlib.Path, *, progress: bool = True) -> BuildReport:
@@ -188,12 +187,8 @@ def index_words(directory: pathlib.Path, words: Words, progress: bool) -> None:
     """Makes DIRECTORY/index from DIRECTORY/passages. Needs memory of 8 bytes per word of the corpus, and about 20 per distinct
     word of each passage."""
     bm25s, _ = _libraries()
-    tokenizer, passages = words.tokenizer(), StoredPassages(directory, memory_limit=0, hint="")
-    texts = (
-        f"{passage.title}\n{passage.text}"
-        for start in range(0, len(passages), _BLOCK)
-        for passage in passages.read(start, min(start + _BLOCK, len(passages)))
-    )
+    tokenizer, passages = words.tokenizer(), StoredPassages(directory)
+    texts = (f"{passage.title}\n{passage.text}" for passage in passages)
     bar = Bar(texts, desc="words", unit="passage", total=len(passages), disable=not progress)
     ids = list(tokenizer.streaming_tokenize(bar))
     retriever = bm25s.BM25(k1=words.k1, b=words.b, method=words.method)

@@ -35,7 +35,7 @@ from routerl_jax.knowledge.builds import (
     stamp,
     write_index,
 )
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
+from routerl_jax.knowledge.corpus import corpus_files, passage_text, read_corpus
 from routerl_jax.knowledge.dense import open_index
 from routerl_jax.knowledge.encoders import (
     TextEncoder,
@@ -53,7 +53,6 @@ from routerl_jax.knowledge.store import (
     VECTORS,
     Embedding,
     Store,
-    StoredArray,
     StoredPassages,
 )
 from routerl_jax.knowledge.tables import FORMATS, count_words, read_tables, table_files, table_passages
@@ -259,36 +258,23 @@ def _write(
     count = steps.main(lambda: source.write(writer, progress))
     clock.lap("read")
     if faiss_vectors is not None:
-        steps.main(
-            lambda: check_vectors(
-                faiss_vectors.path, faiss_vectors, StoredPassages(writer.scratch, memory_limit=0, hint=""), embedding
-            )
-        )
+        steps.main(lambda: check_vectors(faiss_vectors.path, faiss_vectors, StoredPassages(writer.scratch), embedding))
         embedding.embedded = 0
         clock.lap("check")
     else:
         steps.main(lambda: len(writer.embeddings(embedding.width(), config.shard_size).todo))  # allocates the array
         shards = writer.embeddings(embedding.width(), config.shard_size)
-        bar = Bar(
-            total=shards.rows,
-            initial=shards.resumed_rows,
-            desc="embedding",
-            unit="passage",
-            disable=not progress,
-            smoothing=0.05,
-        )
-        with bar as embedding.bar:
+        with shards.bar("embedding", "passage", progress) as embedding.bar:
             steps.each(lambda: shards.write(embedding))
         clock.lap("embed")
 
     def finish() -> None:
-        vectors = faiss_vectors or StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
-        index = write_index(writer, vectors, backend, config.index_settings(backend))
+        index = write_index(writer, backend, config.index_settings(backend), vectors=faiss_vectors)
         clock.lap("index")
-        dim, settings = vectors.shape[1], {}
+        settings = {}
         if faiss_vectors is not None:
             settings = {VECTORS: {"file": str(faiss_vectors.path), "digest": faiss_vectors.digest}}
-        made = dataclasses.replace(embedding.manifest, dim=dim)
+        made = dataclasses.replace(embedding.manifest, dim=embedding.width())
         writer.commit(
             stamp(config, writer.directory, source, count=count, embedding=made, index=index, settings=settings)
         )
@@ -318,21 +304,20 @@ class Vectoriser:
         )
 
     def __call__(self, passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
-        parts, size = [], max(_SLICE, _SLICE_BATCHES * self._batch)
-        for start in range(0, len(passages), size):
-            texts = [
-                f"{passage.title}\n{passage.text}" if self._with_title and passage.title else passage.text
-                for passage in passages[start : start + size]
-            ]
-            parts.append(self._embed(texts))
-            self.embedded += len(texts)
+        return self.embed([passage_text(passage) if self._with_title else passage.text for passage in passages])
+
+    def embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "N D"]:
+        """Vectors of texts, with the prefix of passages."""
+        size = max(_SLICE, _SLICE_BATCHES * self._batch)
+        parts = [self._embed(texts[start : start + size]) for start in range(0, len(texts), size)]
+        self.embedded += len(texts)
         return np.concatenate(parts)
 
     def width(self) -> int:
         """Width of the vectors."""
         return _width(self._encoder)
 
-    def _embed(self, texts: list[str]) -> Float32[np.ndarray, "N D"]:
+    def _embed(self, texts: Sequence[str]) -> Float32[np.ndarray, "N D"]:
         encoder, prefix = self._encoder, self.manifest.passage_prefix
         if not isinstance(encoder, Embedder) or self._counter is None:
             vectors = encoder.embed(texts, prefix=prefix, batch_size=self._batch)
@@ -348,6 +333,18 @@ class Vectoriser:
         )
 
 
+def encoder_again(embedding: Embedding, encoder: TextEncoder | None) -> TextEncoder:
+    """The encoder that a built knowledge base's passages were embedded with, or the given one.
+
+    Raises:
+      ValueError: it has other weights or another tokenizer.
+    """
+    model = encoder or shared_encoder(embedding.encoder, instead="")
+    if embedding.digest and (digest := encoder_digest(model)) and digest != embedding.digest:
+        raise ValueError(f"the encoder {embedding.encoder!r} has other weights than the knowledge base was built with")
+    return model
+
+
 def _width(encoder: TextEncoder) -> int:
     return encoder.dim if isinstance(encoder, Embedder) else encoder.embed(["width"]).shape[1]
 
@@ -361,7 +358,7 @@ def read_source(
     """The passages that a build makes from a corpus (`read_corpus`) or from tables. `encoder` is only called if tokens must be
     counted."""
     if config.kind == "dense_text":
-        yield from read_corpus(path, split=split_of(config.passage_words, config.least_words), left_out=left_out)
+        yield from read_corpus(path, split=config.split, left_out=left_out)
         return
     counter = token_counter(encoder())
     count = counter[0] if counter else count_words

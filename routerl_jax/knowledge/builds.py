@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import hashlib
+import itertools
 import json
 import pathlib
 import resource
@@ -27,11 +28,21 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.types import Passage
-from routerl_jax.knowledge.corpus import READING, checked_passages, corpus_sha256, passages_sha256
+from routerl_jax.knowledge.corpus import READING, Split, checked_passages, corpus_sha256, passages_sha256
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, own_prefix, resolved_encoder
 from routerl_jax.knowledge.faiss import FaissVectors
 from routerl_jax.knowledge.index import AUTO, FAISS_IVF, INDEXES, VectorSource, backend_of, fits
-from routerl_jax.knowledge.store import FORMAT, TEXTS, Embedding, Manifest, Store, StoredPassages, nested
+from routerl_jax.knowledge.store import (
+    EMBEDDINGS,
+    FORMAT,
+    TEXTS,
+    Embedding,
+    Manifest,
+    Store,
+    StoredArray,
+    StoredPassages,
+    nested,
+)
 from routerl_jax.knowledge.writer import LEFT_OUT, Part, StoreWriter, explained, left_out, size_on_disk
 
 
@@ -57,7 +68,6 @@ def peak_rss() -> int:
 VERSIONS = (FORMAT, READING)  # of what a build writes and reads, for its fingerprint
 # Settings of any kind that change nothing in what is built.
 _PASSING = ("corpus", "embed_batch", "check_queries", "max_failures", "overwrite")
-_BLOCK = 8192  # passages of a knowledge base that are read at a time
 _UNSAID = "dense_text"  # the kind that `changes` leaves out
 
 
@@ -87,8 +97,8 @@ KB_BUILDERS: Registry[Builder] = Registry(
         "lightrag": f"{_GRAPHS}.light_rag:BUILDER",
         "ocr": f"{_HERE}.pages.build:OCR_BUILDER",
         "pages": f"{_HERE}.pages.build:BUILDER",
-        "reverse_image": f"{_HERE}.pictures.build:BUILDER",
-        "text_image": f"{_HERE}.pictures.build:BUILDER",
+        "reverse_image": f"{_HERE}.pictures:BUILDER",
+        "text_image": f"{_HERE}.pictures:BUILDER",
         "tree": f"{_HERE}.tree:BUILDER",
         "web": f"{_HERE}.web.kb:BUILDER",
     },
@@ -143,6 +153,11 @@ class SplitSettings(BuildSettings):
     passage_words: Count = 0
     least_words: Size = 7  # a page's last piece is dropped if it has fewer words; a page's only piece is always kept
 
+    @property
+    def split(self) -> Split | None:
+        """How texts are split; None means the format's default."""
+        return Split(words=self.passage_words, least=self.least_words) if self.passage_words else None
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
@@ -177,13 +192,20 @@ def batch_size(asked: int, encoder: Any, *, on_cpu: int = 32, per_device: int = 
 
 
 def write_index(
-    writer: StoreWriter, vectors: VectorSource, backend: str, settings: Mapping[str, Any] = {}, *, kept: str = ""
+    writer: StoreWriter,
+    backend: str,
+    settings: Mapping[str, Any] = {},
+    *,
+    vectors: VectorSource | None = None,
+    kept: str = "",
 ) -> dict[str, Any]:
     """Makes a build's index over all of its vectors. Returns its entry in the manifest.
 
     Args:
+      vectors: default: those that the build has written.
       kept: what a full disk does not lose, for the message.
     """
+    vectors = vectors or StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30)
     shutil.rmtree(writer.index_directory, ignore_errors=True)
     with explained(writer.index_directory, kept or f"All {vectors.shape[0]:,} vectors are kept"):
         return {"backend": backend, **INDEXES.get(backend).build(vectors, settings).save(writer.index_directory)}
@@ -284,9 +306,8 @@ def is_built(writer: StoreWriter, config: Any, source: Source, embedding: Embedd
         return False
     if manifest.reading < source.reading:
         logging.warning("%s is of an earlier version: its passages are compared with the corpus", writer.directory)
-        store = Store(writer.directory, memory_limit=0)
-        rows = range(0, leaves := manifest.settings.get("levels", [manifest.count])[0], _BLOCK)
-        stored = (passage for row in rows for passage in store.passages.read(row, min(row + _BLOCK, leaves)))
+        leaves = manifest.settings.get("levels", [manifest.count])[0]
+        stored = itertools.islice(Store(writer.directory, memory_limit=0).passages, leaves)
         if passages_sha256(source.read()) != passages_sha256(stored):
             return False
         dataclasses.replace(manifest, reading=source.reading).write(writer.directory)
@@ -533,6 +554,10 @@ def write_card(directory: str | pathlib.Path) -> None:
     rows["card written with"] = ", ".join(f"{name} {value}" for name, value in code_version().items())
     here = path.resolve().is_relative_to(pathlib.Path.cwd())
     place = (path.resolve().relative_to(pathlib.Path.cwd()) if here else pathlib.Path(path.resolve().name)).as_posix()
+    settings = [
+        f"{key} = {without_directories(json.dumps(value, ensure_ascii=False))}"
+        for key, value in manifest.config.items()
+    ]
     lines = [
         "---",
         "tags: [routerl_jax, retrieval, knowledge-base]",
@@ -552,12 +577,7 @@ def write_card(directory: str | pathlib.Path) -> None:
         "|---|---|",
         *(f"| {key} | {markdown_cell(value)} |" for key, value in rows.items() if value),
         "",
-        *(["Settings that are not the defaults:", "", *_block(manifest.config), ""] if manifest.config else []),
+        *(["Settings that are not the defaults:", "", "```", *settings, "```", ""] if settings else []),
         *(["Passages are the corpus's: its licence is theirs."] if manifest.stored else []),
     ]
     write_atomic(path / CARD, "\n".join(lines) + "\n")
-
-
-def _block(settings: Mapping[str, object]) -> list[str]:
-    lines = [f"{key} = {without_directories(json.dumps(value, ensure_ascii=False))}" for key, value in settings.items()]
-    return ["```", *lines, "```"]

@@ -38,7 +38,12 @@ class Failure(NamedTuple):
         return type(self.type, (RuntimeError,), {})(self.message)
 
 
-_Reply = list[Passage] | Failure
+class Reply(NamedTuple):
+    """A recorded reply: the passages or the failure, the seconds of the search (0: unknown), and its walk over a graph."""
+
+    content: list[Passage] | Failure
+    seconds: float = 0.0
+    walk: Walk = _NO_WALK
 
 
 class Searchable(Protocol):
@@ -71,10 +76,8 @@ class Cassette:
         self.path = pathlib.Path(path).expanduser()
         self.mode = mode
         self.timeout = timeout
-        self._replies: dict[_Key, _Reply] = {}
+        self._replies: dict[_Key, Reply] = {}
         self._costs: dict[str, float] = {}
-        self._seconds: dict[_Key, float] = {}
-        self._walks: dict[_Key, Walk] = {}
         self._lock = threading.Lock()
         if mode not in get_args(Mode):
             raise ValueError(f"mode={mode!r} is not one of {', '.join(get_args(Mode))}")
@@ -101,7 +104,7 @@ class Cassette:
             raise ValueError(f"tool {name!r}: mode={self.mode!r} needs the knowledge base that it records")
         return RecordedTool(self, name, kb)
 
-    def reply(self, key: _Key) -> _Reply | None:
+    def reply(self, key: _Key) -> Reply | None:
         """The recorded reply for (tool, query, k); None if there is none."""
         return self._replies.get(key)
 
@@ -109,21 +112,19 @@ class Cassette:
         """The recorded cost of a query of the tool `name`; 1 if nothing was recorded."""
         return self._costs.get(name, 1.0)
 
-    def seconds(self, key: _Key) -> float:
-        """Seconds of the recorded search."""
-        return self._seconds.get(key, 0.0)
-
-    def walk(self, key: _Key) -> Walk:
-        """The walk of the recorded search over a graph; empty if there was none."""
-        return self._walks.get(key, _NO_WALK)
-
-    def record(self, key: _Key, reply: _Reply, cost: float = 1.0, seconds: float = 0.0, walk: Walk = _NO_WALK) -> None:
+    def record(self, key: _Key, reply: Reply, cost: float = 1.0) -> None:
         """Writes a reply to the tape, unless it already has one for the same call."""
+        fields: dict[str, Any] = {"tool": key[0], "query": key[1], "k": key[2], "cost": cost}
+        if isinstance(reply.content, Failure):
+            fields["error"] = reply.content._asdict()
+        else:
+            fields["seconds"] = reply.seconds
+            fields["passages"] = [dataclasses.asdict(passage) for passage in reply.content]
+            if any(reply.walk):
+                fields["walk"] = reply.walk._asdict()
         with self._lock:
             if key not in self._replies:
-                self._file.write(_line(key, reply, cost, seconds, walk))
-                self._seconds[key] = seconds
-                self._walks[key] = walk
+                self._file.write(json.dumps(fields).encode() + b"\n")
                 self._costs.setdefault(key[0], cost)
                 self._file.flush()
                 self._replies[key] = reply
@@ -142,10 +143,14 @@ class Cassette:
         for number, line in enumerate(lines, 1):
             try:
                 fields = json.loads(line)
-                key, reply = _parse(fields)
+                key = (str(fields["tool"]), str(fields["query"]), int(fields["k"]))
+                if "error" in fields:
+                    content = Failure(**fields["error"])
+                else:
+                    content = [Passage(**passage) for passage in fields["passages"]]
+                walk = Walk.from_json(fields.get("walk", {}))
+                reply = Reply(content, float(fields.get("seconds", 0.0)), walk)
                 self._costs.setdefault(key[0], float(fields.get("cost", 1.0)))
-                self._seconds.setdefault(key, float(fields.get("seconds", 0.0)))
-                self._walks.setdefault(key, Walk.from_json(fields.get("walk", {})))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{self.path}, line {number}: not a recorded call ({error!r}). Record anew") from error
             self._replies.setdefault(key, reply)
@@ -169,13 +174,13 @@ class RecordedTool:
         unknown = {key: query for key, query in zip(keys, queries) if (self.name, key, k) not in self._cassette}
         if unknown:
             self._ask(unknown, k)
-        calls = [(self.name, key, k) for key in keys]
+        replies = [self._cassette.reply((self.name, key, k)) or Reply([]) for key in keys]
         results = []
-        for reply in map(self._cassette.reply, calls):
-            if isinstance(reply, Failure):
-                raise reply.exception()
-            results.append(list(reply or []))
-        return TimedResults(results, map(self._cassette.seconds, calls), map(self._cassette.walk, calls))
+        for content, _, _ in replies:
+            if isinstance(content, Failure):
+                raise content.exception()
+            results.append(list(content))
+        return TimedResults(results, (reply.seconds for reply in replies), (reply.walk for reply in replies))
 
     def _as_recorded(self, query: Query, k: int) -> Query:
         """The query reduced to the parts on which the reply depends."""
@@ -200,37 +205,18 @@ class RecordedTool:
         except Exception as error:
             self._check_time(started, keys, k)
             if len(queries) == 1:
-                self._cassette.record((self.name, keys[0], k), Failure(type(error).__name__, str(error)), self.cost)
+                failure = Failure(type(error).__name__, str(error))
+                self._cassette.record((self.name, keys[0], k), Reply(failure), self.cost)
             raise
         self._check_time(started, keys, k)
         walks = results.walks if isinstance(results, TimedResults) else [_NO_WALK] * len(results)
         for key, passages, elapsed, walk in zip(keys, results, seconds, walks):
-            self._cassette.record((self.name, key, k), list(passages), self.cost, elapsed, walk)
+            self._cassette.record((self.name, key, k), Reply(list(passages), elapsed, walk), self.cost)
 
     def _check_time(self, started: float, keys: list[str], k: int) -> None:
         """Records and raises a timeout of all queries if they took too long."""
         if time.monotonic() - started > self._cassette.timeout:
             failure = Failure("TimeoutError", f"no reply within {self._cassette.timeout:g} s")
             for key in keys:
-                self._cassette.record((self.name, key, k), failure, self.cost)
+                self._cassette.record((self.name, key, k), Reply(failure), self.cost)
             raise failure.exception()
-
-
-def _line(key: _Key, reply: _Reply, cost: float, seconds: float, walk: Walk) -> bytes:
-    tool, query, k = key
-    fields: dict[str, Any] = {"tool": tool, "query": query, "k": k, "cost": cost}
-    if isinstance(reply, Failure):
-        fields["error"] = reply._asdict()
-    else:
-        fields["seconds"] = seconds
-        fields["passages"] = [dataclasses.asdict(passage) for passage in reply]
-        if any(walk):
-            fields["walk"] = walk._asdict()
-    return json.dumps(fields).encode() + b"\n"
-
-
-def _parse(fields: dict[str, Any]) -> tuple[_Key, _Reply]:
-    key = (str(fields["tool"]), str(fields["query"]), int(fields["k"]))
-    if "error" in fields:
-        return key, Failure(**fields["error"])
-    return key, [Passage(**passage) for passage in fields["passages"]]

@@ -20,18 +20,15 @@ what can't be read is left out and named (`read_corpus`).
 
 from __future__ import annotations
 
-import codecs
-import csv
 import dataclasses
 import hashlib
-import io
 import json
 import math
 import pathlib
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from absl import logging
@@ -102,11 +99,6 @@ def _characters(text: str) -> list[str]:
     return words
 
 
-def split_of(words: int, least: int) -> Split | None:
-    """The split of a configuration; None (words=0) means the format's default."""
-    return Split(words=words, least=least) if words else None
-
-
 _RECENT = 2**20  # number of latest ids that are kept as text; older ones become 64-bit hashes
 
 
@@ -144,7 +136,8 @@ class DistinctIds:
         if not self._recent:
             return
         ids = list(self._recent)
-        hashes = np.array([_hash(row_id) for row_id in ids], np.uint64)
+        digests = (hashlib.blake2b(row_id.encode(), digest_size=8).digest() for row_id in ids)
+        hashes = np.array([int.from_bytes(digest, "little") for digest in digests], np.uint64)
         for before, numbers in self._runs:
             positions = np.minimum(np.searchsorted(before, hashes), len(before) - 1)
             hits = np.flatnonzero(before[positions] == hashes)
@@ -154,12 +147,8 @@ class DistinctIds:
         order = np.argsort(hashes)
         rows = np.array([self._recent[ids[i]].number for i in order], np.uint32)
         self._runs.append((hashes[order], rows))
-        if len(self._runs) > 1 and len(self._runs[-1][0]) >= len(self._runs[-2][0]):
-            self._merge()
         self._recent = {}
-
-    def _merge(self) -> None:
-        """Merges the last runs while they have about the same size, so that there are few."""
+        # merges the last runs while they have about the same size, so that there are few
         while len(self._runs) > 1 and len(self._runs[-1][0]) >= len(self._runs[-2][0]):
             (hashes, rows), (other_hashes, other_rows) = self._runs.pop(), self._runs.pop()
             joined = np.concatenate([hashes, other_hashes])
@@ -173,102 +162,10 @@ class DistinctIds:
         )
 
 
-def _hash(row_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(row_id.encode(), digest_size=8).digest(), "little")
-
-
-_COLUMNS = ("id", "text", "title")
-_HOTPOT = re.compile(r"\s*Title:\s*(?P<title>.*?)\s*Text:\s*(?P<text>.*)", re.DOTALL)
-
-
-def read_tsv(path: pathlib.Path) -> Iterator[tuple[RowLocation, Passage]]:
-    """Passages of a .tsv file with their locations.
-
-    The first line may name the columns id, text and title, in any order (psgs_w100.tsv); fields may then be quoted as in CSV.
-    Without such a line, each line is `id<TAB>text<TAB>title`, or R1-Searcher's `id<TAB>title   text` (three spaces) or
-    `id<TAB>Title: .. Text: ..`, and quotes are ordinary characters.
-
-    Raises:
-      ValueError: while reading: a line has another number of columns or is not UTF-8.
-    """
-    location = RowLocation(path, "line", 0)
-    with open_bytes(path, lambda: f" after line {location.number}") as file:
-        head, columns = _header(file, path)
-        if columns:
-            yield from _with_header(file, path, columns)
-            return
-        for number, line in enumerate(_chain(head.removeprefix(codecs.BOM_UTF8), file), 1):
-            location = location._replace(number=number)
-            text = _decoded(line, location).rstrip("\r\n")
-            if text.strip():
-                yield location, _without_header(text, location)
-
-
-def _header(file: BinaryIO, path: pathlib.Path) -> tuple[bytes, list[str]]:
-    """The first line, and the names of the columns if it has these."""
-    head = file.readline()
-    names = _decoded(head, RowLocation(path, "line", 1)).removeprefix("\ufeff").strip().split("\t")
-    is_header = sorted(names) == sorted(_COLUMNS) or sorted(names) == ["id", "text"]
-    return head, names if is_header else []
-
-
-def _with_header(file: BinaryIO, path: pathlib.Path, columns: list[str]) -> Iterator[tuple[RowLocation, Passage]]:
-    csv.field_size_limit(2**31 - 1)
-    rows = csv.reader(io.TextIOWrapper(file, "utf-8", newline=""), delimiter="\t")
-    while True:
-        location = RowLocation(
-            path, "line", rows.line_num + 2
-        )  # the header was line 1; a quoted field may span several
-        try:
-            row = next(rows, None)
-        except UnicodeDecodeError as error:
-            raise location.error(f"not UTF-8 text here or soon after ({error.reason}). Convert the file") from error
-        except csv.Error as error:
-            raise location.error(f"not tab-separated text ({error})") from error
-        if row is None:
-            return
-        if not row:
-            continue
-        if len(row) != len(columns):
-            raise location.error(f"{len(row)} columns, but line 1 names {len(columns)} ({', '.join(columns)})")
-        fields = dict(zip(columns, row))
-        yield location, Passage(id=fields["id"], title=fields.get("title", ""), text=fields["text"])
-
-
-def _without_header(line: str, location: RowLocation) -> Passage:
-    columns = line.split("\t")
-    if len(columns) == 3:
-        return Passage(id=columns[0], title=columns[2], text=columns[1])
-    if len(columns) != 2:
-        raise location.error(f"{len(columns)} columns; expected id, text, title, or a number and `title   text`")
-    marked = _HOTPOT.fullmatch(columns[1])
-    if marked:
-        return Passage(id=columns[0], title=marked["title"], text=marked["text"])
-    title, gap, text = columns[1].partition("   ")
-    if not gap:
-        raise location.error(
-            "the second column holds neither `title   text` (three blanks between) nor `Title: .. Text: ..`"
-        )
-    return Passage(id=columns[0], title=title.strip(), text=text)
-
-
-def _decoded(line: bytes, location: RowLocation) -> str:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise location.error(f"not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
-
-
-def _chain(head: bytes, file: BinaryIO) -> Iterator[bytes]:
-    if head:
-        yield head
-    yield from file
-
-
 READING = 2  # version of the rules by which a corpus becomes passages; raise it with them
 IDS = ("id", "_id", "docid")  # keys of a row's id
+_HOTPOT = re.compile(r"\s*Title:\s*(?P<title>.*?)\s*Text:\s*(?P<text>.*)", re.DOTALL)  # R1-Searcher's
 _EXTRACTED = re.compile(r"wiki_\d+")  # WikiExtractor --json writes AA/wiki_00, AA/wiki_01, ...
-_BLOCK = 8192  # passages of a knowledge base that are read at a time
 _HINT = (
     "Give .jsonl (a row per line), .json (a list), .csv, .tsv or a Wikipedia dump (.xml), plain or compressed (.gz, .bz2, "
     ".xz, .zst), documents (.txt, .md, .html, .docx, .pdf), or a directory of them"
@@ -319,7 +216,12 @@ def _listed(path: pathlib.Path, left_out: dict[str, str]) -> list[pathlib.Path]:
     if path.is_file():
         files = [path]
     else:
-        found = sorted(file for file in path.rglob("*") if not _hidden(file.relative_to(path)))
+        hidden = (".", "~$")  # ~$ is what Word has open
+        found = sorted(
+            file
+            for file in path.rglob("*")
+            if not any(part.startswith(hidden) for part in file.relative_to(path).parts)
+        )
         files = [file for file in found if file.is_file()]
         for link in (file for file in found if file.is_symlink() and not file.is_file()):
             left_out[link.relative_to(path).as_posix()] = (
@@ -391,6 +293,11 @@ def checked_passages(passages: Sequence[Passage]) -> Iterator[Passage]:
         yield passage
 
 
+def passage_text(passage: Passage) -> str:
+    """Title and text in the form for encoders, and for models that read passages."""
+    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
+
+
 def string_field(row: dict[str, Any], key: str, location: RowLocation, *, default: str | None = None) -> str:
     """`row[key]` as a string (numbers are spelled out, null counts as absent)."""
     value = row.get(key)
@@ -403,18 +310,6 @@ def string_field(row: dict[str, Any], key: str, location: RowLocation, *, defaul
     if isinstance(value, float) and not math.isfinite(value):
         raise location.error(f"key {key!r} holds {value}, which is no text. Write null where there is no value")
     return str(value)
-
-
-def new_id(row_id: str, location: RowLocation, used_ids: dict[str, int]) -> str:
-    """Returns `row_id` and adds it to `used_ids`. Raises ValueError if it is empty or was used before."""
-    if not row_id.strip():
-        raise location.error("key 'id' is empty. Give every row an id of its own")
-    if row_id in used_ids:
-        raise location.error(
-            f"key 'id': {row_id!r} was used in {location.unit} {used_ids[row_id]} already. Make ids distinct"
-        )
-    used_ids[row_id] = location.number
-    return row_id
 
 
 def _passages(
@@ -435,10 +330,12 @@ def _passages(
             if not passage.text.strip():
                 raise location.error("empty passage: there is no text. Remove the row or fill it in")
             cut = split or (Split() if page else None)
-            pieces = [passage] if cut is None else list(_pieces(passage, cut))
-            for piece in pieces:
-                ids.add(piece.id, location)
-                yield piece
+            if cut is None:
+                ids.add(passage.id, location)
+                yield passage
+                continue
+            for number, text in enumerate(cut.pieces(passage.text)):
+                yield dataclasses.replace(passage, id=ids.add(f"{passage.id}#{number}", location), text=text)
     ids.finish()
     if not len(ids):
         raise ValueError(
@@ -495,18 +392,11 @@ def _stored(directory: pathlib.Path) -> Iterator[Passage]:
         raise ValueError(
             f"{directory} ({store.manifest.kind}) holds no passages of its own. Give a knowledge base that does"
         )
-    for start in range(0, len(store.passages), _BLOCK):
-        yield from (passage for _, passage in store.live(start, min(start + _BLOCK, len(store.passages))))
+    yield from (passage for _, passage in store.live())
 
 
-def _pieces(page: Passage, split: Split) -> Iterator[Passage]:
-    for number, text in enumerate(split.pieces(page.text)):
-        yield dataclasses.replace(page, id=f"{page.id}#{number}", text=text)
-
-
-_Read = Iterator[
-    tuple[RowLocation, Passage, bool]
-]  # its position, the passage, and whether it is a whole page to be split
+# its position, the passage, and whether it is a whole page to be split
+_Read = Iterator[tuple[RowLocation, Passage, bool]]
 
 
 def _from_rows(path: pathlib.Path) -> _Read:
@@ -514,7 +404,18 @@ def _from_rows(path: pathlib.Path) -> _Read:
         if "wikipedia_title" in row and isinstance(row.get("text"), list):
             yield location, _kilt_page(row, location), True
             continue
-        title, text = _title_and_text(row, location)
+        title = string_field(row, "title", location, default="")
+        if not title.strip() and isinstance(row.get("metadata"), dict):
+            title = string_field(row["metadata"], "title", location, default="")
+        text, contents = (
+            None if row.get(key) is None else string_field(row, key, location) for key in ("text", "contents")
+        )
+        if text is None and contents is None:
+            text = string_field(row, "text", location)  # which raises
+        try:
+            title, text = title_and_text(title, text, contents)
+        except ValueError as error:
+            raise location.error(str(error)) from error
         if not text.strip():
             key = "text" if "text" in row else "contents"
             raise location.error(f"empty passage: key {key!r} holds no text. Remove the row or fill it in")
@@ -550,7 +451,48 @@ def _from_csv(path: pathlib.Path) -> _Read:
 
 
 def _from_tsv(path: pathlib.Path) -> _Read:
-    yield from ((location, passage, False) for location, passage in read_tsv(path))
+    """The first line may name the columns id, text and title, in any order (psgs_w100.tsv). Fields may then be quoted as in
+    CSV. Without such a line, each line is `id<TAB>text<TAB>title`, or R1-Searcher's `id<TAB>title   text` (three spaces) or
+    `id<TAB>Title: .. Text: ..`, and quotes are ordinary characters.
+
+    Raises:
+      ValueError: while reading: a line has another number of columns or is not UTF-8.
+    """
+    location = RowLocation(path, "line", 0)
+    with open_bytes(path, lambda: f" after line {location.number}") as file:
+        for line in file:
+            location = location._replace(number=location.number + 1)
+            try:
+                text = line.decode().rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise location.error(f"not UTF-8 text ({error.reason}). Convert the file to UTF-8") from error
+            if location.number == 1:
+                text = text.removeprefix("\ufeff")
+                if sorted(text.strip().split("\t")) in (["id", "text", "title"], ["id", "text"]):
+                    break  # the names of the columns
+            if text.strip():
+                yield location, _without_header(text, location), False
+        else:
+            return
+    for location, row in read_named_columns(path):
+        yield location, Passage(id=row["id"], title=row.get("title", ""), text=row["text"]), False
+
+
+def _without_header(line: str, location: RowLocation) -> Passage:
+    columns = line.split("\t")
+    if len(columns) == 3:
+        return Passage(id=columns[0], title=columns[2], text=columns[1])
+    if len(columns) != 2:
+        raise location.error(f"{len(columns)} columns; expected id, text, title, or a number and `title   text`")
+    marked = _HOTPOT.fullmatch(columns[1])
+    if marked:
+        return Passage(id=columns[0], title=marked["title"], text=marked["text"])
+    title, gap, text = columns[1].partition("   ")
+    if not gap:
+        raise location.error(
+            "the second column holds neither `title   text` (three blanks between) nor `Title: .. Text: ..`"
+        )
+    return Passage(id=columns[0], title=title.strip(), text=text)
 
 
 def _from_dump(path: pathlib.Path) -> _Read:
@@ -567,25 +509,6 @@ def _kind(path: pathlib.Path) -> str | None:
     if _EXTRACTED.fullmatch(plain_name(path)):
         return "rows"
     return {".jsonl": "rows", ".json": "rows", ".csv": "csv", ".tsv": "tsv", ".xml": "xml"}.get(plain_suffix(path))
-
-
-def _hidden(path: pathlib.Path) -> bool:
-    return any(part.startswith((".", "~$")) for part in path.parts)  # ~$ is what Word has open
-
-
-def _title_and_text(row: dict[str, Any], location: RowLocation) -> tuple[str, str]:
-    title = string_field(row, "title", location, default="")
-    if not title.strip() and isinstance(row.get("metadata"), dict):
-        title = string_field(row["metadata"], "title", location, default="")
-    text, contents = (
-        None if row.get(key) is None else string_field(row, key, location) for key in ("text", "contents")
-    )
-    if text is None and contents is None:
-        text = string_field(row, "text", location)  # which raises
-    try:
-        return title_and_text(title, text, contents)
-    except ValueError as error:
-        raise location.error(str(error)) from error
 
 
 def title_and_text(title: str, text: str | None, contents: str | None) -> tuple[str, str]:

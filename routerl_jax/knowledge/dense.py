@@ -6,8 +6,8 @@ import collections
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -23,18 +23,7 @@ from routerl_jax.knowledge.store import Embedding, Store
 
 _SPARE = 16  # further results of the first search, in case some are deleted
 _GROWTH = 4
-
-
-class Searcher(Protocol):
-    """The interface of an index for knowledge bases."""
-
-    def search(
-        self, queries: Float[np.ndarray, "Q D"], k: int
-    ) -> tuple[Int[np.ndarray, "Q K"], Float32[np.ndarray, "Q K"]]:
-        """Ids and inner products of the k nearest vectors, best first; id -1 if there are fewer."""
-        ...
-
-    def __len__(self) -> int: ...
+T = TypeVar("T")
 
 
 class UpdatedIndex:
@@ -47,7 +36,7 @@ class UpdatedIndex:
     """
 
     def __init__(
-        self, main: Searcher, added: VectorSource | None, deleted: Int[np.ndarray, " G"], *, mesh: Mesh | None = None
+        self, main: VectorIndex, added: VectorSource | None, deleted: Int[np.ndarray, " G"], *, mesh: Mesh | None = None
     ) -> None:
         self.main = main
         self.added = None if added is None else ExactIndex.build(added, {}, mesh=mesh)
@@ -96,44 +85,67 @@ class QueryCache:
     """The vectors of the most recent queries. Safe to use from several threads.
 
     Attributes:
-      computing: lock that is held while missing vectors are computed, so that several knowledge bases with the same query at
-        the same time embed it once.
       users: number of knowledge bases that share the cache.
     """
 
     def __init__(self, size: int) -> None:
-        self.computing = threading.Lock()
         self.users = 0
         self._size = size
         self._vectors: collections.OrderedDict[str, np.ndarray] = collections.OrderedDict()
-        self._pending: dict[str, dict[str, str]] = {}
-        self._lock = threading.Lock()
+        self._pending: dict[str, dict[str, Any]] = {}  # group -> queries that will be embedded next, by their keys
+        self._lock, self._computing = threading.Lock(), threading.Lock()
 
-    def cached(self, queries: Sequence[str]) -> dict[str, np.ndarray]:
-        """The cached vectors of these (distinct) queries."""
+    def cached(self, keys: Iterable[str]) -> dict[str, np.ndarray]:
+        """The cached vectors of these keys."""
         with self._lock:
-            vectors = {query: self._vectors[query] for query in queries if query in self._vectors}
-            for query in vectors:
-                self._vectors.move_to_end(query)
+            vectors = {key: self._vectors[key] for key in keys if key in self._vectors}
+            for key in vectors:
+                self._vectors.move_to_end(key)
         return vectors
 
-    def request(self, prefix: str, texts: Mapping[str, str]) -> None:
-        """Adds texts, by their keys, to those that will be embedded next."""
-        with self._lock:
-            self._pending.setdefault(prefix, {}).update(texts)
+    def fetch(
+        self, queries: Mapping[str, T], embed: Callable[[list[T]], Sequence[np.ndarray] | np.ndarray], group: str = ""
+    ) -> dict[str, np.ndarray]:
+        """The vectors of queries by their keys. `embed` computes those that are not cached.
 
-    def take(self, prefix: str) -> dict[str, str]:
-        """Removes all pending texts of a prefix. Returns those that are not cached yet, by their keys."""
+        A rollout asks several knowledge bases at once. If they share the cache, one of them embeds the missing queries of all
+        that are of one group.
+        """
+        vectors = self.cached(queries)
+        missing = {key: query for key, query in queries.items() if key not in vectors}
+        if not missing:
+            return vectors
         with self._lock:
-            pending = self._pending.pop(prefix, {})
-            return {key: text for key, text in pending.items() if key not in self._vectors}
+            self._pending.setdefault(group, {}).update(missing)
+        if self.users > 1:
+            time.sleep(_WINDOW)
+        with self._computing:
+            vectors |= self.cached(missing)  # another thread may have computed them
+            missing = {key: query for key, query in missing.items() if key not in vectors}
+            if not missing:
+                return vectors
+            with self._lock:
+                waiting = self._pending.pop(group, {})
+                pending = {key: query for key, query in waiting.items() if key not in self._vectors} | missing
+            try:
+                fresh = self._embedded(pending, embed)
+            except Exception:
+                if len(pending) == len(missing):
+                    raise
+                fresh = self._embedded(missing, embed)  # the failure may be due to another's query
+        return vectors | fresh
 
-    def add(self, vectors: Mapping[str, np.ndarray]) -> None:
-        """Adds vectors, and drops the oldest if there are too many."""
+    def _embedded(
+        self, queries: Mapping[str, T], embed: Callable[[list[T]], Sequence[np.ndarray] | np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Embeds and caches queries, and drops the oldest vectors if there are too many."""
+        # copies, because a view would keep the batch alive
+        fresh = {key: np.array(vector, np.float32) for key, vector in zip(queries, embed(list(queries.values())))}
         with self._lock:
-            self._vectors.update(vectors)
+            self._vectors.update(fresh)
             while len(self._vectors) > self._size:
                 self._vectors.popitem(last=False)
+        return fresh
 
 
 _caches: dict[int, tuple[weakref.ref[Any], QueryCache]] = {}
@@ -173,43 +185,20 @@ class QueryVectors:
 
     def __call__(self, queries: Sequence[str], prefix: str | None = None) -> Float32[np.ndarray, "Q D"]:
         """One vector per query, with the store's prefix or another one."""
-        prefix = self.prefix if prefix is None else prefix
-        texts = {_key(prefix, query): query for query in queries}
-        vectors = self.cache.cached(list(texts))
-        if len(vectors) < len(texts):
-            vectors |= self._computed({key: text for key, text in texts.items() if key not in vectors}, prefix)
-        result = np.stack([vectors[_key(prefix, query)] for query in queries])
+        group = self.prefix if prefix is None else prefix
+
+        def embed(texts: list[str]) -> Float32[np.ndarray, "M D"]:
+            return self._encoder.embed(texts, prefix=group, batch_size=query_rows())
+
+        keys = [f"{group}\0{query}" if group else query for query in queries]
+        vectors = self.cache.fetch(dict(zip(keys, queries)), embed, group)
+        result = np.stack([vectors[key] for key in keys])
         if result.shape[1] != self._dim:
             raise ValueError(
                 f"the encoder gives vectors of width {result.shape[1]}, but {self._directory} was built "
                 f"with {self._dim}: load it with the encoder that its kb.json names"
             )
         return result
-
-    def _computed(self, texts: dict[str, str], prefix: str) -> dict[str, np.ndarray]:
-        """Vectors by key. A rollout asks several knowledge bases at once; one of them embeds the missing texts of all."""
-        self.cache.request(prefix, texts)
-        if self.cache.users > 1:
-            time.sleep(_WINDOW)
-        with self.cache.computing:
-            vectors = self.cache.cached(list(texts))  # another thread may have computed them
-            missing = {key: text for key, text in texts.items() if key not in vectors}
-            if not missing:
-                return vectors
-            pending = self.cache.take(prefix) | missing
-            try:
-                fresh = self._embedded(pending, prefix)
-            except Exception:
-                if len(pending) == len(missing):
-                    raise
-                fresh = self._embedded(missing, prefix)  # the failure may be due to another's text
-            self.cache.add(fresh)
-        return vectors | fresh
-
-    def _embedded(self, texts: dict[str, str], prefix: str) -> dict[str, np.ndarray]:
-        vectors = self._encoder.embed(list(texts.values()), prefix=prefix, batch_size=query_rows())
-        # A view would keep the batch alive.
-        return {key: np.array(vector, np.float32) for key, vector in zip(texts, vectors)}
 
 
 def query_rows() -> int:
@@ -219,10 +208,6 @@ def query_rows() -> int:
     twice the time. An accelerator takes hardly longer for 64 than for four.
     """
     return 4 if jax.default_backend() == "cpu" else 64
-
-
-def _key(prefix: str, query: str) -> str:
-    return f"{prefix}\0{query}" if prefix else query
 
 
 def stored_embedding(store: Store) -> Embedding:
@@ -265,7 +250,9 @@ class DenseKB(KnowledgeBase):
       cache_size: number of cached query vectors (1.5 KB each at 384 dimensions); default: see `QueryVectors`.
     """
 
-    def __init__(self, store: Store, encoder: TextEncoder, index: Searcher, *, cache_size: int | None = None) -> None:
+    def __init__(
+        self, store: Store, encoder: TextEncoder, index: VectorIndex | UpdatedIndex, *, cache_size: int | None = None
+    ) -> None:
         self.name = store.manifest.name
         self.store = store
         self.encoder = encoder

@@ -105,10 +105,8 @@ class ExactIndex(VectorIndex):
             _merge(best, before, width)
             before = pending
         _merge(best, before, width)
-        parts = []
-        for [(scores, ids)], (_, size) in zip(best, chunks):
-            parts.append(np.where(np.isfinite(scores), ids, -1)[:size])
-        return np.concatenate(parts)
+        found = ((scores[:size], ids[:size]) for [(scores, ids)], (_, size) in zip(best, chunks))
+        return np.concatenate([np.where(np.isfinite(scores), ids, -1) for scores, ids in found])
 
     def _blocks(self) -> Iterator[tuple[int, tuple[Array, ...]]]:
         """First row and content of every block."""
@@ -270,11 +268,7 @@ def _chunks(queries: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
 def _merge(best: list[list[tuple[np.ndarray, np.ndarray]]], results: list[tuple[Array, Array]], width: int) -> None:
     """Adds the results of a block to the best of each chunk of queries."""
     for chunk, (scores, ids) in zip(best, results):
-        chunk[:] = [_merged([*chunk, (np.asarray(scores), np.asarray(ids))], width)]
-
-
-def _merged(parts: list[tuple[np.ndarray, np.ndarray]], width: int) -> tuple[np.ndarray, np.ndarray]:
-    """The best of several lists of scores and ids."""
-    scores, ids = (np.concatenate(arrays, 1) for arrays in zip(*parts))
-    order = np.argsort(-scores, axis=1, kind="stable")[:, :width]
-    return np.take_along_axis(scores, order, 1), np.take_along_axis(ids, order, 1)
+        parts = [*chunk, (np.asarray(scores), np.asarray(ids))]
+        joined_scores, joined_ids = (np.concatenate(arrays, 1) for arrays in zip(*parts))
+        order = np.argsort(-joined_scores, axis=1, kind="stable")[:, :width]
+        chunk[:] = [(np.take_along_axis(joined_scores, order, 1), np.take_along_axis(joined_ids, order, 1))]

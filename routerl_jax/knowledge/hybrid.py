@@ -9,7 +9,7 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -118,7 +118,10 @@ class HybridKB(KnowledgeBase):
             for i in range(len(queries))
         ]
         seconds = [sum(times) for times in zip(*(results.seconds for results in rankings))]
-        walks = [_joined(walks) for walks in zip(*(results.walks for results in rankings))]
+        walks = []
+        for of_query in zip(*(results.walks for results in rankings)):  # one walk with the names of all, each once
+            facts, nodes = (dict.fromkeys(name for names in part for name in names) for part in zip(*of_query))
+            walks.append(Walk(facts=tuple(facts), nodes=tuple(nodes)))
         return TimedResults(joined, seconds, walks)
 
 
@@ -128,7 +131,9 @@ def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: 
     settings = dict(store.manifest.settings)
     members = []
     for member in settings.pop("members", ()):
-        source = _member_source(store.directory, member)
+        source, path = member, url_of(store.directory)
+        if not (is_url(member) or in_bucket(member)):  # relative to this one
+            source = resolve_url(path, member) if in_bucket(path) else str((store.directory / member).resolve())
         vectors = not is_url(source) and Manifest.read(fetched(source)).embedding is not None
         try:
             member_index = index if has_index(source) else None
@@ -136,13 +141,6 @@ def open_hybrid(store: Store, *, mesh: Mesh | None, index: str | None, encoder: 
         except ValueError as error:
             raise ValueError(f"{store.directory}: member {member!r}: {error}") from error
     return HybridKB(members, name=store.manifest.name, **settings)
-
-
-def _member_source(directory: pathlib.Path, member: str) -> str:
-    if is_url(member) or in_bucket(member):
-        return member
-    path = url_of(directory)
-    return resolve_url(path, member) if in_bucket(path) else str((directory / member).resolve())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -201,12 +199,6 @@ def _ask(member: KnowledgeBase, queries: Sequence[Query], k: int) -> TimedResult
     readable = [_readable(query, member.reads) for query in queries]
     results, seconds = timed_search(member.search, readable, k)
     return TimedResults(results, seconds, results.walks if isinstance(results, TimedResults) else ())
-
-
-def _joined(walks: Iterable[Walk]) -> Walk:
-    """One walk with the phrases and facts of the members' walks, each once."""
-    facts, nodes = ([name for names in part for name in names] for part in zip(*walks))
-    return Walk(facts=tuple(dict.fromkeys(facts)), nodes=tuple(dict.fromkeys(nodes)))
 
 
 def _readable(query: Query, reads: frozenset[str]) -> Query:

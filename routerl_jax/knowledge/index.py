@@ -220,12 +220,11 @@ def recall(
     return float((scores >= least[:, None] - _ROUNDING).mean())
 
 
-def jittered(vectors: VectorSource, count: int, *, noise: float = 1.0, seed: int = 0) -> Float32[np.ndarray, "Q D"]:
+def jittered(vectors: VectorSource, count: int, *, seed: int = 0) -> Float32[np.ndarray, "Q D"]:
     """Substitutes for questions: some of the vectors, each moved by the difference of two others.
 
-    Args:
-      noise: length of the move relative to the vector. 1 gives a cosine of about 0.7 with the original vector, like that of
-        MiniLM's questions with the passages that answer them.
+    A move is as long as the vector. This gives a cosine of about 0.7 with the original vector, like that of MiniLM's questions
+    with the passages that answer them.
 
     Returns:
       At most `count` vectors, with the lengths of the original ones.
@@ -235,7 +234,7 @@ def jittered(vectors: VectorSource, count: int, *, noise: float = 1.0, seed: int
     starts = vectors.take(np.unique(np.linspace(0, n - 1, min(count, n)).astype(np.int64)))
     moves = vectors.take(rng.integers(n, size=len(starts))) - vectors.take(rng.integers(n, size=len(starts)))
     lengths = np.linalg.norm(starts, axis=1, keepdims=True)
-    moves *= noise * lengths / np.maximum(np.linalg.norm(moves, axis=1, keepdims=True), 1e-30)
+    moves *= lengths / np.maximum(np.linalg.norm(moves, axis=1, keepdims=True), 1e-30)
     queries = starts + moves
     queries *= lengths / np.maximum(np.linalg.norm(queries, axis=1, keepdims=True), 1e-30)
     return queries.astype(np.float32)

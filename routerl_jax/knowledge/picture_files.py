@@ -108,13 +108,13 @@ class PictureJournal:
         self._file.flush()
 
 
-def smaller(source: ImageSource, side: int, *, name: str | None = None) -> Image.Image:
+def smaller(source: ImageSource, side: int) -> Image.Image:
     """The picture in RGB, its shorter side at most `side` pixels and its longer one at most eight times that.
 
     Raises:
       ValueError: see `models.images.decode_image`.
     """
-    picture = decode_image(source, name=name)
+    picture = decode_image(source)
     factor = max(1.0, min(picture.size) / side, max(picture.size) / (8 * side))
     if factor == 1:
         return picture

@@ -20,7 +20,7 @@ import json
 import os
 import pathlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ VECTORS = "vectors"  # in a manifest's settings: a FAISS file with the vectors o
 TEXTS = "texts"  # in a knowledge base of kind ocr: the one of its pages' texts
 SIZES = "sizes.json"  # bytes of the files that were built; knowledge bases of earlier versions have none
 PASSAGES, BYTES, OFFSETS = "passages", "passages/bytes", "passages/offsets"
+BLOCK = 8192  # passages read at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,7 +162,7 @@ class StoredArray:
     base that was opened before it was compacted or rebuilt would read old rows from new files.
     """
 
-    def __init__(self, path: pathlib.Path, memory_limit: int, hint: str) -> None:
+    def __init__(self, path: pathlib.Path, memory_limit: int = 0, hint: str = "") -> None:
         try:
             self._array = ts.open(_location(path), open=True, read=True).result()
         except ValueError as error:
@@ -169,7 +170,12 @@ class StoredArray:
         self.path, self._hint = path, hint
         self._opened = _identity(path)
         self._small = self._array.size * self._array.dtype.numpy_dtype.itemsize <= memory_limit
-        self._check_files()
+        columns = ["0"] * (len(self.shape) - 1)
+        rows_per_file = self._array.spec().to_json()["metadata"]["chunk_grid"]["configuration"]["chunk_shape"][0]
+        for shard in range(-(-len(self) // rows_per_file)):  # zarr would read a missing file as zeros
+            file = path.joinpath("c", str(shard), *columns)
+            if not file.is_file():
+                raise ValueError(f"{file} is missing. {hint}")
 
     def __len__(self) -> int:
         return self._array.shape[0]
@@ -220,25 +226,20 @@ class StoredArray:
             raise ValueError(f"{self.path} is damaged ({_first_sentence(damage)}). {self._hint}") from damage
         return arrays
 
-    def _check_files(self) -> None:
-        """Raises an error for a missing file, which zarr would read as zeros."""
-        columns = ["0"] * (len(self.shape) - 1)
-        rows_per_file = self._array.spec().to_json()["metadata"]["chunk_grid"]["configuration"]["chunk_shape"][0]
-        for shard in range(-(-len(self) // rows_per_file)):
-            file = self.path.joinpath("c", str(shard), *columns)
-            if not file.is_file():
-                raise ValueError(f"{file} is missing. {self._hint}")
-
 
 class StoredPassages:
-    """The passages of a store, by row number."""
+    """The passages of a store, by row number. Iteration reads them block by block."""
 
-    def __init__(self, directory: pathlib.Path, memory_limit: int, hint: str) -> None:
+    def __init__(self, directory: pathlib.Path, memory_limit: int = 0, hint: str = "") -> None:
         self._bytes = StoredArray(directory / BYTES, memory_limit, hint)
         self._offsets = StoredArray(directory / OFFSETS, memory_limit, hint)
 
     def __len__(self) -> int:
         return (len(self._offsets) - 1) // 3
+
+    def __iter__(self) -> Iterator[Passage]:
+        for start in range(0, len(self), BLOCK):
+            yield from self.read(start, min(start + BLOCK, len(self)))
 
     def take(self, rows: Sequence[int] | Int[np.ndarray, " R"]) -> list[Passage]:
         """The passages of the given rows, with score 0. Only their bytes are read."""
@@ -262,6 +263,10 @@ class JoinedPassages:
 
     def __len__(self) -> int:
         return len(self._main) + len(self._added)
+
+    def __iter__(self) -> Iterator[Passage]:
+        yield from self._main
+        yield from self._added
 
     def take(self, rows: Sequence[int] | Int[np.ndarray, " R"]) -> list[Passage]:
         """The passages of the given rows, with score 0."""
@@ -349,16 +354,11 @@ class Store:
             for ids, best in zip(rows, scores)
         ]
 
-    def live(self, start: int, stop: int) -> list[tuple[int, Passage]]:
-        """Rows start..stop that were not deleted, with their numbers; rows count from 0 to len(passages)."""
-        deleted_rows = set(
-            self.deleted[np.searchsorted(self.deleted, start) : np.searchsorted(self.deleted, stop)].tolist()
-        )
-        return [
-            (row, passage)
-            for row, passage in enumerate(self.passages.read(start, stop), start)
-            if row not in deleted_rows
-        ]
+    def live(self) -> Iterator[tuple[int, Passage]]:
+        """The passages that were not deleted, with their row numbers, which count from 0 to len(passages)."""
+        stays = np.ones(len(self.passages), bool)
+        stays[self.deleted] = False
+        return ((row, passage) for row, passage in enumerate(self.passages) if stays[row])
 
     def _open_vectors(self, memory_limit: int) -> VectorSource:
         """The vectors of the main part: its own, or those of the FAISS file that it was built over."""
@@ -389,9 +389,10 @@ class Store:
 
     def _check(self, part: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
         if shape != expected:
+            found, wanted = (" x ".join(map(str, sizes)) for sizes in (shape, expected))
             raise ValueError(
-                f"{self.directory / part} holds {_shape_text(shape)}, but {self.directory / MANIFEST} calls for "
-                f"{_shape_text(expected)}: they are of different builds. {self.hint}"
+                f"{self.directory / part} holds {found}, but {self.directory / MANIFEST} calls for {wanted}: they are of "
+                f"different builds. {self.hint}"
             )
 
 
@@ -443,10 +444,6 @@ def _identity(path: pathlib.Path) -> tuple[int, int, int] | None:
 
 def _first_sentence(error: Exception) -> str:
     return str(error).partition(" [")[0]
-
-
-def _shape_text(shape: tuple[int, ...]) -> str:
-    return " x ".join(map(str, shape))
 
 
 def _passage(raw: bytes, edges: np.ndarray) -> Passage:

@@ -14,113 +14,26 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from routerl_jax.core.rows import RowLocation, checked_path, plain_name, plain_suffix, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.data.formats.tables import read_cells
 from routerl_jax.knowledge.corpora.wikipedia import table_rows
-from routerl_jax.knowledge.corpus import corpus_files, new_id, string_field
-
-_Pieces = list[tuple[str, str]]  # columns and cells, or parts of cells, of one row
-
-
-class AnyTable(Protocol):
-    """The fields of a `tables.Table` that are read here."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def title(self) -> str: ...
-    @property
-    def section(self) -> str: ...
-    @property
-    def caption(self) -> str: ...
-    @property
-    def header(self) -> Sequence[str]: ...
-    @property
-    def rows(self) -> Sequence[Sequence[str]]: ...
-
-
-def open_wikitable_text(table: AnyTable, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The text of some columns and rows of a table, with title, section, caption and name of the table."""
-    about = f"[Title]{table.title}[Section title]{table.section}[Caption]{table.caption}[Table name]{table.id}"
-    lines = "".join(f"[Row]{'[sep]'.join(row)}" for row in rows)
-    return f"{about}[Header]{'[sep]'.join(header)}[Rows]{lines}"
-
-
-def open_wikitable_passages(
-    table: AnyTable, *, rows_per_passage: int, budget: int, count: Callable[[str], int]
-) -> Iterator[Passage]:
-    """Passages with as many rows as the budget allows, at most `rows_per_passage` (0: no limit), as in Open-WikiTable.
-
-    A row that is too long becomes several passages with some of its columns each. A cell that is too long becomes several
-    passages with some of its words each. For ids see `tables.table_passages`.
-
-    Raises:
-      ValueError: the budget is too small for the table's title and one word.
-    """
-    start = 0
-    while start < len(table.rows):
-        end = start
-        most = min(len(table.rows), start + rows_per_passage) if rows_per_passage else len(table.rows)
-        while end < most and count(open_wikitable_text(table, table.header, table.rows[start : end + 1])) <= budget:
-            end += 1
-        if end > start:
-            name = f"{start}" if end == start + 1 else f"{start}-{end - 1}"
-            text = open_wikitable_text(table, table.header, table.rows[start:end])
-            yield Passage(id=f"{table.id}#{name}", title=table.title, text=text)
-            start = end
-            continue
-        for part, pieces in enumerate(_columns_that_fit(table, start, budget, count), 1):
-            text = _text_of(table, pieces)
-            yield Passage(id=f"{table.id}#{start}.{part}", title=table.title, text=text)
-        start += 1
-
-
-def _columns_that_fit(table: AnyTable, row: int, budget: int, count: Callable[[str], int]) -> Iterator[_Pieces]:
-    """Groups of a row's cells, in order, each within the budget."""
-    pieces: _Pieces = []
-    for column, cell in zip(table.header, table.rows[row]):
-        if pieces and count(_text_of(table, [*pieces, (column, cell)])) > budget:
-            yield pieces
-            pieces = []
-        pieces.append((column, cell))
-        while count(_text_of(table, pieces)) > budget:  # one cell alone
-            words = pieces[-1][1].split(" ")
-            fits = _words_that_fit(table, column, words, budget, count)
-            if not fits or fits == len(words):
-                raise ValueError(
-                    f"table {table.id!r}, row {row}, column {column!r}: a budget of {budget} does not hold the table's title, "
-                    f"the column's name and the word {words[0][:40]!r}. Raise the budget"
-                )
-            yield [(column, " ".join(words[:fits]))]
-            pieces = [(column, " ".join(words[fits:]))]
-    if pieces:
-        yield pieces
-
-
-def _text_of(table: AnyTable, pieces: _Pieces) -> str:
-    return open_wikitable_text(table, [column for column, _ in pieces], [[cell for _, cell in pieces]])
-
-
-def _words_that_fit(table: AnyTable, column: str, words: list[str], budget: int, count: Callable[[str], int]) -> int:
-    """Number of words of a cell that fit into a passage of their own."""
-
-    def length(n: int) -> int:
-        return count(_text_of(table, [(column, " ".join(words[:n]))]))
-
-    return bisect.bisect_right(range(1, len(words) + 1), budget, key=length)
-
+from routerl_jax.knowledge.corpus import DistinctIds, corpus_files, string_field
 
 FORMATS = ("compact", "open_wikitable")
 SEPARATOR = " | "
 CONTINUED = " (continued)"  # marks a header whose cell began in an earlier passage
 
-_Cell = tuple[str, str]  # header and value, as rendered
+_Cell = tuple[str, str]  # header and value
+_Render = Callable[[Sequence[Sequence[_Cell]]], str]  # the text of some rows
+_Count = Callable[[str], int]  # the length of a text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,7 +98,7 @@ def table_passages(
     *,
     rows_per_passage: int = 1,
     budget: int = 200,
-    count: Callable[[str], int] = count_words,
+    count: _Count = count_words,
     table_format: str = "compact",
 ) -> Iterator[Passage]:
     """Passages of a table: up to `rows_per_passage` rows each, one line per row, with the title on the first line.
@@ -196,8 +109,10 @@ def table_passages(
     count from 0, parts from 1.
 
     Args:
-      table_format: "compact", which is described here, or "open_wikitable" (table_formats). With the latter, a passage has as
+      table_format: "compact", which is described here, or "open_wikitable" (the module). With the latter, a passage has as
         many rows as the budget allows unless `rows_per_passage` is above 1, and a table with a `flattened` text is that text.
+        A row that is too long becomes several passages with some of its columns each, and a cell that is too long several
+        with some of its words each.
 
     Raises:
       ValueError: rows_per_passage or budget is below 1, or not even one letter of a cell fits into the budget.
@@ -206,48 +121,73 @@ def table_passages(
         raise ValueError(f"rows_per_passage={rows_per_passage} and budget={budget} must be at least 1")
     if table_format not in FORMATS:
         raise ValueError(f"table_format={table_format!r} is not one of {', '.join(FORMATS)}")
+    most = rows_per_passage
     if table_format == "open_wikitable":
         if table.flattened:
             yield Passage(id=table.id, title=table.title, text=table.flattened)
             return
-        rows = 0 if rows_per_passage == 1 else rows_per_passage
-        yield from open_wikitable_passages(table, rows_per_passage=rows, budget=budget, count=count)
-        return
-    title = _clean(", ".join(part for part in (table.title, table.section) if part))
-    rows = [_cells(table.header, row) for row in table.rows]
+        most = len(table.rows) if rows_per_passage == 1 else rows_per_passage
+        rows = [list(zip(table.header, row)) for row in table.rows]
+        render, split = functools.partial(_open_wikitable_text, table), _columns_that_fit
+    else:
+        title = _clean(", ".join(part for part in (table.title, table.section) if part))
+        rows = [_cells(table.header, row) for row in table.rows]
+        render, split = functools.partial(_compact_text, title), _split_row
     start = 0
     while start < len(rows):
-        end = _last_fitting(title, rows, start, rows_per_passage, budget, count)
+        end = start
+        while end < min(start + most, len(rows)) and count(render(rows[start : end + 1])) <= budget:
+            end += 1
         if end > start:
             name = f"{start}" if end == start + 1 else f"{start}-{end - 1}"
-            yield Passage(id=f"{table.id}#{name}", title=table.title, text=_render(title, rows[start:end]))
+            yield Passage(id=f"{table.id}#{name}", title=table.title, text=render(rows[start:end]))
             start = end
             continue
-        for part, text in enumerate(_split_row(table, start, title, rows[start], budget, count), 1):
-            yield Passage(id=f"{table.id}#{start}.{part}", title=table.title, text=text)
+        place = f"table {table.id!r}, row {start}"
+        for part, cells in enumerate(split(rows[start], render, budget, count, place), 1):
+            yield Passage(id=f"{table.id}#{start}.{part}", title=table.title, text=render([cells]))
         start += 1
 
 
-def _last_fitting(
-    title: str, rows: list[list[_Cell]], start: int, most: int, budget: int, count: Callable[[str], int]
-) -> int:
-    """End of the longest run of rows from `start` that fits; `start` if no row fits."""
-    end = start
-    while end < min(start + most, len(rows)) and count(_render(title, rows[start : end + 1])) <= budget:
-        end += 1
-    return end
+def _open_wikitable_text(table: Table, rows: Sequence[Sequence[_Cell]]) -> str:
+    """The text of some rows, with the columns of the first, and title, section, caption and name of the table."""
+    about = f"[Title]{table.title}[Section title]{table.section}[Caption]{table.caption}[Table name]{table.id}"
+    lines = "".join(f"[Row]{'[sep]'.join(value for _, value in row)}" for row in rows)
+    return f"{about}[Header]{'[sep]'.join(header for header, _ in rows[0])}[Rows]{lines}"
 
 
-def _split_row(
-    table: Table, row: int, title: str, cells: list[_Cell], budget: int, count: Callable[[str], int]
-) -> list[str]:
-    """Texts with all cells of a row, each within the budget."""
+def _columns_that_fit(
+    cells: list[_Cell], render: _Render, budget: int, count: _Count, place: str
+) -> Iterator[list[_Cell]]:
+    """Groups of a row's cells, in order, each within the budget: some columns each, or some words of one that is too long."""
+    group: list[_Cell] = []
+    for column, cell in cells:
+        if group and count(render([[*group, (column, cell)]])) > budget:
+            yield group
+            group = []
+        group.append((column, cell))
+        while count(render([group])) > budget:  # one cell alone
+            words = group[-1][1].split(" ")
+            fits = _number_that_fits(render, [], column, words, " ", budget, count)
+            if not fits or fits == len(words):
+                raise ValueError(
+                    f"{place}, column {column!r}: a budget of {budget} does not hold the table's title, the column's name and "
+                    f"the word {words[0][:40]!r}. Raise the budget"
+                )
+            yield [(column, " ".join(words[:fits]))]
+            group = [(column, " ".join(words[fits:]))]
+    if group:
+        yield group
+
+
+def _split_row(cells: list[_Cell], render: _Render, budget: int, count: _Count, place: str) -> list[list[_Cell]]:
+    """Groups of a row's cells, or of parts of them, each within the budget."""
     parts: list[list[_Cell]] = []
     # identifies the row in every part
-    key = [cells[0]] if count(_render(title, [cells[:1]])) <= budget // 2 else []
+    key = [cells[0]] if count(render([cells[:1]])) <= budget // 2 else []
     current: list[_Cell] = []
     for header, value in cells:
-        if count(_render(title, [[*current, (header, value)]])) <= budget:
+        if count(render([[*current, (header, value)]])) <= budget:
             current.append((header, value))
             continue
         if current not in ([], key):
@@ -255,10 +195,10 @@ def _split_row(
             current = list(key)
         words, label = value.split(" "), header
         while words:
-            fits = _number_that_fits(title, current, label, words, " ", budget, count)
+            fits = _number_that_fits(render, current, label, words, " ", budget, count)
             if not fits:
                 letters = re.findall(r"\\.|.", words[0])  # keeps escapes of _clean together
-                fits = _number_that_fits(title, current, label, letters, "", budget, count)
+                fits = _number_that_fits(render, current, label, letters, "", budget, count)
                 if fits:
                     words[:1] = ["".join(letters[:fits]), "".join(letters[fits:])]
                     fits = 1
@@ -269,35 +209,29 @@ def _split_row(
                     continue
                 else:
                     raise ValueError(
-                        f"table {table.id!r}, row {row}, column {header!r}: a budget of {budget} does not hold its title, "
-                        f"header and the beginning of {words[0][:40]!r}. Raise the budget"
+                        f"{place}, column {header!r}: a budget of {budget} does not hold its title, header and the beginning "
+                        f"of {words[0][:40]!r}. Raise the budget"
                     )
             current.append((label, " ".join(words[:fits])))
             words, label = words[fits:], header + CONTINUED
             if words:
                 parts.append(current)
                 current = list(key)
-    return [_render(title, [part]) for part in [*parts, current]]
+    return [*parts, current]
 
 
 def _number_that_fits(
-    title: str,
-    before: list[_Cell],
-    header: str,
-    pieces: list[str],
-    joint: str,
-    budget: int,
-    count: Callable[[str], int],
+    render: _Render, before: list[_Cell], header: str, pieces: list[str], joint: str, budget: int, count: _Count
 ) -> int:
     """Number of pieces (words or letters) that fit into a passage after the cells before them."""
 
     def length(n: int) -> int:
-        return count(_render(title, [[*before, (header, joint.join(pieces[:n]))]]))
+        return count(render([[*before, (header, joint.join(pieces[:n]))]]))
 
     return bisect.bisect_right(range(1, len(pieces) + 1), budget, key=length)
 
 
-def _render(title: str, rows: Sequence[Sequence[_Cell]]) -> str:
+def _compact_text(title: str, rows: Sequence[Sequence[_Cell]]) -> str:
     lines = [SEPARATOR.join(f"{header}: {value}" for header, value in cells) for cells in rows]
     return "\n".join([f"{title}{SEPARATOR}{lines[0]}" if title else lines[0], *lines[1:]])
 
@@ -312,11 +246,12 @@ def _clean(text: str) -> str:
 
 
 def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table]:
-    used_ids: dict[str, int] = {}
-    for location, row in (row_at for file in files for row_at in _rows_of(file)):
+    ids = DistinctIds()
+    rows = (_csv_table(file) if _is_csv(file) else table_rows(file) or read_rows(file) for file in files)
+    for location, row in itertools.chain.from_iterable(rows):
         title = "title" if "title" in row else "page_title"
         yield Table(
-            id=new_id(_id(row, location), location, used_ids),
+            id=ids.add(_id(row, location), location),
             title=string_field(row, title, location, default=""),
             header=_names(row.get("header"), location),
             rows=_rows(row.get("rows"), len(row["header"]), location),
@@ -324,12 +259,9 @@ def _tables(path: pathlib.Path, files: Sequence[pathlib.Path]) -> Iterator[Table
             caption=string_field(row, "caption", location, default=""),
             flattened=string_field(row, "flattened", location, default=""),
         )
-    if not used_ids:
+    ids.finish()
+    if not len(ids):
         raise ValueError(f"{path} holds no tables. Expected rows like {{id, title, header: [...], rows: [[...]]}}")
-
-
-def _rows_of(path: pathlib.Path) -> Iterator[tuple[RowLocation, dict[str, Any]]]:
-    return _csv_table(path) if _is_csv(path) else table_rows(path) or read_rows(path)
 
 
 def _is_csv(path: pathlib.Path) -> bool:

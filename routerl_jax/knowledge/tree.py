@@ -18,9 +18,10 @@ import contextlib
 import dataclasses
 import functools
 import gzip
+import itertools
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ from routerl_jax.knowledge.builds import (
     stamp,
     write_index,
 )
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
+from routerl_jax.knowledge.corpus import corpus_files, passage_text, read_corpus
 from routerl_jax.knowledge.dense import DenseKB
 from routerl_jax.knowledge.encoders import TextEncoder, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.index import AUTO, INDEXES, backend_of
@@ -225,7 +226,8 @@ def summaries(
     Args:
       words: words of a summary, in the prompt.
     """
-    prompts, tokens = [_conversation(group, words) for group in groups], _TOKENS_PER_WORD * words
+    task, tokens = _TASK.format(words=words), _TOKENS_PER_WORD * words
+    prompts = [[Message(role="user", content="\n\n".join([task, *map(passage_text, group)]))] for group in groups]
     answers = model.complete(prompts, max_tokens=tokens) if prompts else []
     empty = [i for i, answer in enumerate(answers) if answer.error is None and not answer.text.strip()]
     if empty:
@@ -242,11 +244,6 @@ def summaries(
         if not text:
             failures.append(answer.error or "the answer is empty")
     return texts, failures
-
-
-def _conversation(group: Sequence[Passage], words: int) -> list[Message]:
-    texts = [f"{passage.title}\n{passage.text}" if passage.title else passage.text for passage in group]
-    return [Message(role="user", content="\n\n".join([_TASK.format(words=words), *texts]))]
 
 
 TREE = "tree.jsonl.gz"
@@ -276,7 +273,6 @@ class TreeKB(DenseKB):
 
 
 _SAVE_EVERY = 16  # summaries between two saves; a killed build may have to repeat these
-_BLOCK = 8192  # passages copied at a time
 _SUMMARY = "summary"  # ids of summaries begin so
 
 
@@ -298,7 +294,7 @@ def build_tree(
     Raises:
       ValueError: a file, a row or a setting is wrong (names it), or more summaries failed than `max_failures` allows.
     """
-    read = functools.partial(read_corpus, split=split_of(config.passage_words, config.least_words))
+    read = functools.partial(read_corpus, split=config.split)
     source = corpus_source(config.corpus, "the file of passages", read, check=corpus_files)
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     llm, clock = llm or chat_model(config.llm), Clock()
@@ -319,7 +315,9 @@ def build_tree(
         if not is_built(writer, config, source, manifest):
             INDEXES.get(backend_of(config.index)).require()
             writer.check_target()
-            with _keeping(llm, writer.directory) as model:
+            path = writer.directory.with_name(f"{writer.directory.name}.summaries.sqlite")
+            with contextlib.closing(SqliteCache(path, max_bytes=None)) as cache:
+                model = CachedModel(llm, cache, save_every=_SAVE_EVERY)
                 _Build(config, writer, model, embedding, clock, progress).run(source)
     store = Store(writer.directory)
     settings = store.manifest.settings
@@ -334,13 +332,6 @@ def build_tree(
         index=str(store.manifest.index["backend"]),
         notes={"levels": ", ".join(map(str, settings["levels"]))},
     )
-
-
-@contextlib.contextmanager
-def _keeping(llm: ChatModel, directory: pathlib.Path) -> Iterator[ChatModel]:
-    path = directory.with_name(f"{directory.name}.summaries.sqlite")
-    with contextlib.closing(SqliteCache(path, max_bytes=None)) as cache:
-        yield CachedModel(llm, cache, save_every=_SAVE_EVERY)
 
 
 class _Build:
@@ -377,25 +368,31 @@ class _Build:
         with atomic_file(writer.scratch / TREE) as output, gzip.GzipFile("", "wb", fileobj=output, mtime=0) as file:
             for row in rows:
                 file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-        self._commit(source, counts, failed, index)
+        manifest = stamp(
+            config,
+            writer.directory,
+            source,
+            count=sum(counts),
+            embedding=dataclasses.replace(self._embedding.manifest, dim=self._embedding.width()),
+            index=index,
+            settings={"levels": counts, "failed": failed},
+        )
+        writer.commit(manifest, drop=[self._part(level).directory.name for level in range(len(counts))])
 
     def _part(self, level: int) -> Part:
         return self._writer.part(f"level-{level}")
 
     def _embed(self, level: int) -> None:
         shards = self._part(level).embeddings(self._embedding.width(), self._config.shard_size)
-        with Bar(
-            total=shards.rows, initial=shards.resumed_rows, desc=f"embedding level {level}", disable=not self._progress
-        ) as self._embedding.bar:
+        with shards.bar(f"embedding level {level}", "text", self._progress) as self._embedding.bar:
             shards.write(self._embedding)
         self._clock.lap("embed")
 
     def _summarised(self, level: int, failed: dict[str, str]) -> list[tuple[Passage, list[str]]]:
         """The summaries of a level with their children's ids, without failed ones."""
         config, below = self._config, self._part(level - 1).directory
-        stored = StoredPassages(below, memory_limit=0, hint="")
-        nodes = stored.read(0, len(stored))
-        vectors = StoredArray(below / EMBEDDINGS, memory_limit=0, hint="").read(0, len(stored))
+        nodes = list(StoredPassages(below))
+        vectors = StoredArray(below / EMBEDDINGS).read(0, len(nodes))
         lengths = [count_words(f"{node.title} {node.text}") for node in nodes]
         groups = soft_clusters(vectors, lengths, config.read_words, config.clusters, config.seed)
         self._clock.lap("group")
@@ -433,15 +430,8 @@ class _Build:
         """Joins all levels in one store with one index (the collapsed tree). Returns the index's entry for the manifest."""
         config, writer = self._config, self._writer
         parts = [self._part(level).directory for level in range(levels)]
-        stored = [StoredPassages(part, memory_limit=0, hint="") for part in parts]
-        joined = (
-            passage
-            for passages in stored
-            for start in range(0, len(passages), _BLOCK)
-            for passage in passages.read(start, min(start + _BLOCK, len(passages)))
-        )
-        writer.passages(joined, left_out(parts[0]))
-        arrays = [StoredArray(part / EMBEDDINGS, memory_limit=0, hint="") for part in parts]
+        writer.passages(itertools.chain.from_iterable(map(StoredPassages, parts)), left_out(parts[0]))
+        arrays = [StoredArray(part / EMBEDDINGS) for part in parts]
         firsts = np.cumsum([0, *map(len, arrays)])
 
         def rows(start: int, stop: int) -> np.ndarray:
@@ -451,24 +441,9 @@ class _Build:
             return np.concatenate([passages.read(a, b) for passages, (a, b) in zip(arrays, bounds) if a < b])
 
         writer.embeddings(arrays[0].shape[1], config.shard_size).write_rows(rows)
-        vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
-        index = write_index(writer, vectors, backend_of(config.index))
+        index = write_index(writer, backend_of(config.index))
         self._clock.lap("index")
         return index
-
-    def _commit(self, source: Source, counts: list[int], failed: dict[str, str], index: dict[str, Any]) -> None:
-        config, writer = self._config, self._writer
-        dim = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=0, hint="").shape[1]
-        manifest = stamp(
-            config,
-            writer.directory,
-            source,
-            count=sum(counts),
-            embedding=dataclasses.replace(self._embedding.manifest, dim=dim),
-            index=index,
-            settings={"levels": counts, "failed": failed},
-        )
-        writer.commit(manifest, drop=[self._part(level).directory.name for level in range(len(counts))])
 
 
 BUILDER = Builder(TreeConfig, build_tree)

@@ -23,7 +23,7 @@ from routerl_jax.core.files import sync, sync_tree
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.bm25 import Bm25Config, Words, index_words, passages_or_rows
-from routerl_jax.knowledge.build import BuildConfig, Vectoriser, read_source
+from routerl_jax.knowledge.build import BuildConfig, Vectoriser, encoder_again, read_source
 from routerl_jax.knowledge.builds import digest_of, write_index
 from routerl_jax.knowledge.corpus import checked_passages, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
@@ -36,7 +36,6 @@ from routerl_jax.knowledge.store import (
     Delta,
     Manifest,
     Store,
-    StoredArray,
     create_array,
     delta_directory,
     replaced_directory,
@@ -46,7 +45,6 @@ from routerl_jax.services.base import ChatModel
 
 KINDS = ("dense_text", "dense_table", "bm25", "graph")
 COMPACT_ABOVE = 0.2  # share of the main part's passages
-_BLOCK = 8192  # passages read at a time
 _SHARD = 8192  # vectors in a file
 _NAMED = 3  # most ids in a message
 _SPLIT = ("passage_words", "least_words")
@@ -120,19 +118,20 @@ def update(
         deleted_rows = _rows_to_delete(store, delete, add)
         if len(store) - len(deleted_rows) + len(add) == 0:
             raise ValueError(f"{directory}: nothing would be left. Delete the directory instead")
-        if store.manifest.embedding is None:
-            _rebuild_words(writer, store, deleted_rows, add, progress)
+
+        def remaining() -> Iterator[Passage]:
+            """The passages that stay, then the new ones."""
+            yield from (passage for row, passage in _live(store, progress) if row not in deleted_rows)
+            yield from add
+
+        manifest = store.manifest
+        if manifest.embedding is None:
+            count = writer.passages(remaining(), left_out(store.directory))
+            index_words(writer.scratch, Words.of(manifest.index), progress)
+            writer.commit(dataclasses.replace(manifest, count=count, updates=manifest.updates + 1))
             compacted = True
-        elif store.manifest.kind == "graph":
-            rebuild_graph(
-                writer,
-                store,
-                lambda: _remaining(store, deleted_rows, add, progress),
-                add,
-                encoder=encoder,
-                llm=llm,
-                progress=progress,
-            )
+        elif manifest.kind == "graph":
+            rebuild_graph(writer, store, remaining, add, encoder=encoder, llm=llm, progress=progress)
             compacted = True
         else:
             if add or deleted_rows:
@@ -172,11 +171,7 @@ def read_added(directory: str | pathlib.Path, path: str | pathlib.Path) -> list[
 def _rows_to_delete(store: Store, delete: Sequence[str], add: Sequence[Passage]) -> set[int]:
     """Rows of the ids to delete. Checks that no id to add remains after that."""
     affected = {*delete, *(passage.id for passage in add)}
-    rows: dict[str, int] = {}
-    for start in range(0, len(store.passages), _BLOCK):
-        for row, passage in store.live(start, min(start + _BLOCK, len(store.passages))):
-            if passage.id in affected:
-                rows[passage.id] = row
+    rows = {passage.id: row for row, passage in store.live() if passage.id in affected}
     missing = [name for name in delete if name not in rows]
     if missing:
         raise ValueError(f"{store.directory} has no passage {_listed(missing)}, which should be deleted")
@@ -195,11 +190,10 @@ def _write_delta(
 ) -> None:
     """Writes the next generation, with all changes since the main part was built, and makes it current."""
     manifest = store.manifest
-    earlier_rows = _added_rows(store, deleted_rows)
-    kept_passages = [passage for _, passage in earlier_rows]
-    vectors = np.concatenate(
-        [_added_vectors(store, [row for row, _ in earlier_rows]), _embed(manifest, new, encoder, progress)]
-    )
+    first, stop = manifest.count, len(store.passages)
+    earlier = store.passages.read(first, stop) if stop > first else []
+    kept_rows = np.array([row for row in range(first, stop) if row not in deleted_rows], np.int64)
+    vectors = np.concatenate([_vectors(store, kept_rows), _embed(manifest, new, encoder, progress)])
     deleted = np.union1d(store.deleted, np.array([row for row in deleted_rows if row < manifest.count], np.int64))
     generation = manifest.updates + 1
     target = delta_directory(store.directory, generation)
@@ -207,7 +201,7 @@ def _write_delta(
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)  # left by an update that was killed before it became current
     scratch.mkdir()
-    passages = [*kept_passages, *new]
+    passages = [*(earlier[row - first] for row in kept_rows), *new]
     if passages:
         write_passages(scratch, passages)
         array = create_array(scratch / EMBEDDINGS, vectors.shape, "float32", _SHARD, 16, compress=False)
@@ -232,25 +226,15 @@ def _compact(writer: StoreWriter, store: Store, above: float, progress: bool) ->
     built = str(store.manifest.index["backend"])
     name = backend_of(AUTO) if built == FAISS_IVF else opening_backend(None, built)  # a file's lists go with the file
     settings = _chosen(store.manifest) if name == built else {}
-    count = writer.passages((passage for _, passage in _live(store, "compacting", progress)), left_out(store.directory))
+    count = writer.passages((passage for _, passage in _live(store, progress)), left_out(store.directory))
     rows = np.setdiff1d(np.arange(len(store.passages)), store.deleted)
     shards = writer.embeddings(store.embeddings.shape[1], _SHARD)
     shards.write_rows(lambda start, stop: _vectors(store, rows[start:stop]))
-    vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=2**30, hint="")
     kept = "The change is kept, and so is the new main part without its index"
-    index = write_index(writer, vectors, name, settings, kept=kept)
+    index = write_index(writer, name, settings, kept=kept)
     kept_settings = {key: value for key, value in store.manifest.settings.items() if key != VECTORS}
     writer.commit(dataclasses.replace(store.manifest, count=count, delta=None, index=index, settings=kept_settings))
     return True
-
-
-def _rebuild_words(
-    writer: StoreWriter, store: Store, deleted_rows: set[int], new: Sequence[Passage], progress: bool
-) -> None:
-    count = writer.passages(_remaining(store, deleted_rows, new, progress), left_out(store.directory))
-    words = Words.of(store.manifest.index)
-    index_words(writer.scratch, words, progress)
-    writer.commit(dataclasses.replace(store.manifest, count=count, updates=store.manifest.updates + 1))
 
 
 def _chosen(manifest: Manifest) -> dict[str, object]:
@@ -270,11 +254,8 @@ def _embed(
     assert embedding is not None
     if not new:
         return np.zeros((0, embedding.dim), np.float32)
-    model = encoder or shared_encoder(embedding.encoder, instead="")
     config = BuildConfig(kind=manifest.kind, encoder=embedding.encoder, passage_prefix=embedding.passage_prefix)
-    vectoriser = Vectoriser(config, model)
-    if embedding.digest and vectoriser.manifest.digest and embedding.digest != vectoriser.manifest.digest:
-        raise ValueError(f"the encoder {embedding.encoder!r} has other weights than the knowledge base was built with")
+    vectoriser = Vectoriser(config, encoder_again(embedding, encoder))
     with Bar(total=len(new), desc="embedding", unit="passage", disable=not progress) as vectoriser.bar:
         vectors = vectoriser(new)
     if vectors.shape[1] != embedding.dim or not np.isfinite(vectors).all():
@@ -284,24 +265,8 @@ def _embed(
     return np.asarray(vectors, np.float32)
 
 
-def _live(store: Store, label: str, progress: bool) -> Iterator[tuple[int, Passage]]:
-    with Bar(total=len(store), desc=label, unit="passage", disable=not progress) as bar:
-        for start in range(0, len(store.passages), _BLOCK):
-            block = store.live(start, min(start + _BLOCK, len(store.passages)))
-            bar.update(len(block))
-            yield from block
-
-
-def _added_rows(store: Store, deleted_rows: set[int]) -> list[tuple[int, Passage]]:
-    """Rows that were added earlier and stay."""
-    first = store.manifest.count
-    if len(store.passages) == first:
-        return []
-    return [(row, passage) for row, passage in store.live(first, len(store.passages)) if row not in deleted_rows]
-
-
-def _added_vectors(store: Store, rows: Sequence[int]) -> Float32[np.ndarray, "N D"]:
-    return _vectors(store, np.asarray(rows, np.int64))
+def _live(store: Store, progress: bool) -> Iterator[tuple[int, Passage]]:
+    yield from Bar(store.live(), total=len(store), desc="compacting", unit="passage", disable=not progress)
 
 
 def _vectors(store: Store, rows: np.ndarray) -> Float32[np.ndarray, "N D"]:
@@ -312,12 +277,6 @@ def _vectors(store: Store, rows: np.ndarray) -> Float32[np.ndarray, "N D"]:
     if len(added) and store.added_embeddings is not None:
         parts.append(store.added_embeddings.take(added))
     return np.concatenate(parts) if parts else np.zeros((0, store.embeddings.shape[1]), np.float32)
-
-
-def _remaining(store: Store, deleted_rows: set[int], new: Sequence[Passage], progress: bool) -> Iterator[Passage]:
-    """The passages that stay, then the new ones."""
-    yield from (passage for row, passage in _live(store, "compacting", progress) if row not in deleted_rows)
-    yield from new
 
 
 def _check_kind(directory: pathlib.Path, manifest: Manifest) -> None:

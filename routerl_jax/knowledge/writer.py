@@ -17,7 +17,7 @@ import os
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 from jaxtyping import Float32
 
 from routerl_jax.core.files import atomic_file, read_json, sync, sync_tree, write_atomic
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.store import (
     BYTES,
@@ -72,6 +73,11 @@ class StoreWriter:
       overwrite: replace an existing knowledge base (at `commit`, not before).
       together: all processes of the job write this one, on a file system that they share. The main process locks, writes
         passages and commits; `embeddings` gives each process its share of the shards.
+
+    Attributes:
+      scratch: directory that is written, and renamed by `commit`.
+      progress: directory of the markers of finished stages, in it.
+      index_directory: directory for the index's files, in it.
 
     Raises:
       ValueError: `directory` is not on a file system (gs://...).
@@ -119,7 +125,9 @@ class StoreWriter:
 
     def _name_scratch(self, fingerprint: str) -> None:
         self.scratch = self.directory.with_name(f"{self.directory.name}.tmp-{fingerprint[:12]}")
-        self._progress = self.scratch / _PROGRESS
+        self.progress, self.index_directory = self.scratch / _PROGRESS, self.scratch / INDEX
+        process = (jax.process_index(), jax.process_count()) if self._together else (0, 1)
+        self._main = Part(self.scratch, self.progress, process)
 
     def _recover(self) -> None:
         """Cleans up after a `commit` that was killed between its two renames, or right after them."""
@@ -134,7 +142,7 @@ class StoreWriter:
     def __exit__(self, *_: object) -> None:
         if not self._leads:
             return
-        if self.scratch.is_dir() and not (self._progress.is_dir() and any(self._progress.iterdir())):
+        if self.scratch.is_dir() and not (self.progress.is_dir() and any(self.progress.iterdir())):
             shutil.rmtree(self.scratch)  # no stage was finished, so there is nothing to resume
         self._lock.release()
 
@@ -146,21 +154,8 @@ class StoreWriter:
         except ValueError:
             return None
 
-    @property
-    def progress(self) -> pathlib.Path:
-        """Directory of the markers of finished stages."""
-        return self._progress
-
-    @property
-    def index_directory(self) -> pathlib.Path:
-        """Directory for the index's files."""
-        return self.scratch / INDEX
-
     def passages(self, passages: Iterable[Passage], left_out: Mapping[str, str] | None = None) -> int:
-        """Writes all passages at once, or finds them written. Returns their number.
-
-        Args:
-          left_out: why parts of the corpus have no passage; complete once all passages are read. It is kept (`left_out`).
+        """`Part.passages` of the knowledge base itself.
 
         Raises:
           ValueError: `directory` exists and may not or can't be replaced.
@@ -169,21 +164,20 @@ class StoreWriter:
         for other in self.directory.parent.glob(f"{self.directory.name}.tmp-*"):
             if other != self.scratch:
                 logging.warning("%s is left from a build with other settings; delete it if you don't need it", other)
-        return _passages(self.scratch, self._progress, passages, left_out)
+        return self._main.passages(passages, left_out)
 
     def embeddings(self, dim: int, shard_size: int) -> Shards:
-        """The matrix of embeddings, `dim` wide, with `shard_size` rows per file. It knows which files are missing."""
-        process = (jax.process_index(), jax.process_count()) if self._together else (0, 1)
-        return Shards(self.scratch, self._progress, dim, shard_size, process)
+        """`Part.embeddings` of the knowledge base itself."""
+        return self._main.embeddings(dim, shard_size)
 
     def part(self, name: str) -> Part:
         """A part with its own texts and vectors, in a directory of this name. Call it after `passages`."""
-        return Part(self.scratch / name, self._progress / name)
+        return Part(self.scratch / name, self.progress / name)
 
     def once(self, stage: str, work: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
         """Runs a kind's own stage, or finds it done. Returns the result of `work` (JSON-serialisable). Call it after
         `passages`."""
-        marker = self._progress / f"stage-{stage}"
+        marker = self.progress / f"stage-{stage}"
         if finished(marker) is None:
             with explained(self.scratch):
                 finish(marker, work())
@@ -196,7 +190,17 @@ class StoreWriter:
           drop: directories that only a killed build needs.
         """
         drop = (_PROGRESS, *drop)
-        write_atomic(self.scratch / SIZES, json.dumps(self._sizes({*drop, MANIFEST, SIZES}), indent=0) + "\n")
+        # Bytes of the files that were built. Without pictures, which are many and checked when they are decoded, and without
+        # what other packages write, and may change.
+        other = {*drop, MANIFEST, SIZES}
+        arrays = [path.parent for path in self.scratch.rglob("zarr.json")]
+        roots = [
+            path for path in (*arrays, self.index_directory) if path.relative_to(self.scratch).parts[0] not in other
+        ]
+        loose = [path for path in self.scratch.glob("*") if path.name not in other]
+        files = sorted({*loose, *(file for root in roots for file in root.rglob("*"))})
+        sizes = {str(file.relative_to(self.scratch)): file.stat().st_size for file in files if file.is_file()}
+        write_atomic(self.scratch / SIZES, json.dumps(sizes, indent=0) + "\n")
         manifest.write(self.scratch)
         self.check_target()
         sync_tree(self.scratch)
@@ -208,17 +212,6 @@ class StoreWriter:
         shutil.rmtree(self._replaced, ignore_errors=True)
         for name in drop:
             shutil.rmtree(self.directory / name)
-
-    def _sizes(self, other: Collection[str]) -> dict[str, int]:
-        """Bytes of the files that were built. Without pictures, which are many and checked when they are decoded, and without
-        what other packages write, and may change."""
-        arrays = [path.parent for path in self.scratch.rglob("zarr.json")]
-        roots = [
-            path for path in (*arrays, self.index_directory) if path.relative_to(self.scratch).parts[0] not in other
-        ]
-        loose = [path for path in self.scratch.glob("*") if path.name not in other]
-        files = sorted({*loose, *(file for root in roots for file in root.rglob("*"))})
-        return {str(file.relative_to(self.scratch)): file.stat().st_size for file in files if file.is_file()}
 
     def check_target(self) -> None:
         """Raises ValueError if `directory` exists and may not or can't be replaced."""
@@ -240,18 +233,37 @@ class StoreWriter:
 
 
 class Part:
-    """Texts and vectors besides those of the passages (such as a graph's entities), stored in the same form."""
+    """Texts and their vectors: those of the passages, or others that are stored in the same form (a graph's entities)."""
 
-    def __init__(self, directory: pathlib.Path, progress: pathlib.Path) -> None:
-        self.directory, self._progress = directory, progress
+    def __init__(self, directory: pathlib.Path, progress: pathlib.Path, process: tuple[int, int] = (0, 1)) -> None:
+        self.directory, self._progress, self._process = directory, progress, process
 
     def passages(self, passages: Iterable[Passage], left_out: Mapping[str, str] | None = None) -> int:
-        """Writes all texts at once, or finds them written; see `StoreWriter.passages`. Returns their number."""
-        return _passages(self.directory, self._progress, passages, left_out)
+        """Writes all texts at once, or finds them written. Returns their number. Files that lost data in a crash of the machine
+        are written again.
+
+        Args:
+          left_out: why parts of the corpus have no passage; complete once all passages are read. It is kept (`left_out`).
+        """
+        self._progress.mkdir(parents=True, exist_ok=True)
+        marker, files = self._progress / "passages", self.directory / PASSAGES
+        written = finished(marker)
+        if written is not None and written.get("bytes") != size_on_disk(files):
+            logging.warning("%s is not what was written there: the passages are written again", files)
+            written = None
+        if written is None:
+            with explained(self.directory):
+                count = write_passages(self.directory, passages)
+                if left_out:
+                    text = json.dumps(left_out, indent=2, ensure_ascii=False) + "\n"
+                    write_atomic(self.directory / LEFT_OUT, text)
+                written = {"count": count, "bytes": size_on_disk(files)}
+                finish(marker, written)
+        return written["count"]
 
     def embeddings(self, dim: int, shard_size: int) -> Shards:
-        """Their matrix of embeddings; see `StoreWriter.embeddings`."""
-        return Shards(self.directory, self._progress, dim, shard_size)
+        """The matrix of embeddings, `dim` wide, with `shard_size` rows per file. It knows which files are missing."""
+        return Shards(self.directory, self._progress, dim, shard_size, self._process)
 
 
 class Shards:
@@ -263,9 +275,9 @@ class Shards:
     """
 
     def __init__(
-        self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int, process: tuple[int, int] = (0, 1)
+        self, directory: pathlib.Path, progress: pathlib.Path, dim: int, size: int, process: tuple[int, int]
     ) -> None:
-        self.passages = StoredPassages(directory, memory_limit=0, hint="")
+        self.passages = StoredPassages(directory)
         self.dim = dim
         self._progress = progress
         self._path = directory / EMBEDDINGS
@@ -283,6 +295,11 @@ class Shards:
         self._saved = {int(file.stem.split("-")[1]): file for file in progress.glob("piece-*.npy")}
         reached = {start: max(map(_end, self._pieces(start)), default=start) for start, _ in self.todo}
         self.resumed_rows = self.rows - sum(stop - reached[start] for start, stop in self.todo)
+
+    def bar(self, desc: str, unit: str, progress: bool) -> Bar:
+        """A bar of the rows, on which those of an earlier run are done. `progress`: whether it is shown."""
+        done = self.resumed_rows
+        return Bar(total=self.rows, initial=done, desc=desc, unit=unit, disable=not progress, smoothing=0.05)
 
     def write(self, embed: Embed) -> None:
         """Embeds the missing shards, and commits each as soon as it is done; see `write_rows`."""
@@ -372,26 +389,6 @@ def left_out(directory: pathlib.Path) -> dict[str, str]:
     """Why parts of a knowledge base's corpus have no passage, by the names of files, or of their pages."""
     path = directory / LEFT_OUT
     return read_json(path, rebuild_hint(directory)) if path.is_file() else {}
-
-
-def _passages(
-    directory: pathlib.Path, progress: pathlib.Path, passages: Iterable[Passage], left_out: Mapping[str, str] | None
-) -> int:
-    """Writes the passages, or finds them written. Files that lost data in a crash of the machine are written again."""
-    progress.mkdir(parents=True, exist_ok=True)
-    marker, files = progress / "passages", directory / PASSAGES
-    written = finished(marker)
-    if written is not None and written.get("bytes") != size_on_disk(files):
-        logging.warning("%s is not what was written there: the passages are written again", files)
-        written = None
-    if written is None:
-        with explained(directory):
-            count = write_passages(directory, passages)
-            if left_out:
-                write_atomic(directory / LEFT_OUT, json.dumps(left_out, indent=2, ensure_ascii=False) + "\n")
-            written = {"count": count, "bytes": size_on_disk(files)}
-            finish(marker, written)
-    return written["count"]
 
 
 def size_on_disk(directory: pathlib.Path) -> int:

@@ -19,14 +19,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from routerl_jax.core.types import FREE, Sequence
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.patches import ImagePatches, VisionInputs, abstract_images, place_images
+from routerl_jax.models.patches import ImagePatches, VisionInputs, abstract_images, array_size, place_images
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import batch_sharding, batch_shards, replicated
 
 _INTEGERS = ("tokens", "targets", "positions", "segment_ids")
 _FLOATS = ("weights", "advantages", "old_logprobs", "ref_logprobs")
 TOKEN_FIELDS = (*_INTEGERS, *_FLOATS, "scored", "negative_advantages", "image_index", "segment_ends", "routes")
-_LEAST_PATCHES = 1024
 
 
 @functools.partial(
@@ -147,9 +146,17 @@ class BatchLayout:
         """
         merge &= self.share
         longest = self.buckets[-1]
-        parts = bundles(sequences, weights, longest, merge=merge) if self.share else _unshared_bundles(sequences)
+        if self.share:
+            parts = bundles(sequences, weights, longest, merge=merge)
+        else:
+            parts = [Bundle() for _ in sequences]
+            for i, (part, sequence) in enumerate(zip(parts, sequences)):
+                part.add(i, np.full(len(sequence), np.nan))
         starts, chunk_buckets = self._pack([len(part) for part in parts], [part.members[0] for part in parts])
-        placed = _placed(parts, starts, len(sequences))
+        placed: list[Placed] = [(0, 0, np.zeros(0, int))] * len(sequences)
+        for part, (micro, shard, start) in zip(parts, starts):
+            for member, slots in zip(part.members, part.slots):
+                placed[member] = (micro, shard, start + slots)
         while self.capacity < len(chunk_buckets):
             self.capacity *= 2
         shape = (self.capacity, self.shards, self.width)
@@ -182,10 +189,8 @@ class BatchLayout:
             arrays["old_logprobs"][predicts] = sequence.logprobs[1:][trains]
             if ref_logprobs is not None:
                 arrays["ref_logprobs"][predicts] = ref_logprobs[i][1:][trains]
-        for name in (
-            "advantages",
-            *["negative_advantages"] * merge,
-        ):  # a sum of one is the very advantage: these are doubles
+        # Of a single sequence this gives the very advantage, because these are doubles.
+        for name in ("advantages", *["negative_advantages"] * merge):
             arrays[name] /= np.where(arrays["weights"] == 0, 1, arrays["weights"])
         self._number(parts, starts, arrays)
         bucket_ids = np.zeros(self.capacity, np.int32)
@@ -239,14 +244,10 @@ class BatchLayout:
                     group[image.digest] = image
                     begins[micro, shard, image.digest] = used.get((micro, shard), 0)
                     used[micro, shard] = used.get((micro, shard), 0) + len(image.patches)
-                tokens = slots[
-                    first : first + image.tokens
-                ]  # not contiguous if sequences that share the picture branch there
+                # not contiguous if sequences that share the picture branch there
+                tokens = slots[first : first + image.tokens]
                 image_index[micro, shard, tokens] = image.slots + begins[micro, shard, image.digest] // vision.group
-        size = _LEAST_PATCHES
-        while size < max(used.values()):
-            size *= 2
-        size = -(-size // vision.window_patches) * vision.window_patches
+        size = array_size(max(used.values()), vision)
         shown = {shard_key: list(group.values()) for shard_key, group in groups.items()}
         sharding = batch_sharding(self.mesh, axis=1)
         return place_images(shown, shape[:2], size, vision, self._dtype, sharding), image_index
@@ -336,22 +337,6 @@ class BatchLayout:
 Placed = tuple[int, int, np.ndarray]  # micro-batch, shard, and the slot of every token within it
 
 
-def _unshared_bundles(sequences: Seq[Sequence]) -> list[Bundle]:
-    """One bundle per sequence: nothing is shared."""
-    parts = [Bundle() for _ in sequences]
-    for i, (part, sequence) in enumerate(zip(parts, sequences)):
-        part.add(i, np.full(len(sequence), np.nan))
-    return parts
-
-
-def _placed(parts: Seq[Bundle], starts: Seq[tuple[int, int, int]], count: int) -> list[Placed]:
-    placed: list[Placed] = [(0, 0, np.zeros(0, int))] * count
-    for part, (micro, shard, start) in zip(parts, starts):
-        for member, slots in zip(part.members, part.slots):
-            placed[member] = (micro, shard, start + slots)
-    return placed
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchIndex:
     """The position of each sequence in a batch, to read results per token back.
@@ -402,9 +387,8 @@ class BatchIndex:
 # Two tokens are the same if their id, rotary position and picture are. All tokens of pictures have one id, so pictures
 # are compared by digest. Sequences share no further than to the token before the first picture that differs.
 
-Units = Int[
-    np.ndarray, "T 5"
-]  # all inputs of the model for each token: id, picture (0: none), and position on three axes
+# all inputs of the model for each token: id, picture (0: none), and position on three axes
+Units = Int[np.ndarray, "T 5"]
 
 LEAST_SHARED = 8  # tokens; sharing fewer saves too little for a segment of its own
 _ROUNDING = (

@@ -25,7 +25,7 @@ from absl import logging
 from flax import nnx
 
 from routerl_jax.core.buckets import in_bucket, listing, url_of
-from routerl_jax.learning.programs import LearnerState
+from routerl_jax.learning.learner import LearnerState
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import MARK

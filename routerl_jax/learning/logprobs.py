@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from routerl_jax.learning.losses import KLDirection
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.decoder import Decoder, DecoderOutput, Features, Remat
 from routerl_jax.models.experts import Routing
@@ -22,6 +21,11 @@ from routerl_jax.parallel.mesh import BATCH_AXES, batch_shards, on_gpu
 _CHUNK_BYTES = 256 * 2**20
 _CHUNK_BYTES_OF_GPUS = 2**30
 _LEAST_CHUNKS = 8  # on CPUs, where chunks are skipped, so that these are a good part of the whole
+
+
+KLDirection = Literal[
+    "forward", "reverse"
+]  # summed over the vocabulary: KL(reference || policy), KL(policy || reference)
 
 
 class Scores(NamedTuple):

@@ -36,13 +36,9 @@ class Colours(PictureEmbedder):
     def __init__(self, texts: Embedder) -> None:
         self.texts = texts
         self.config = texts.config
+        self.dim = texts.dim + 3 * _WIDE * _HIGH + 1
         self.tokenizer = texts.tokenizer
         self.mesh = texts.mesh
-
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-        return self.texts.dim + 3 * _WIDE * _HIGH + 1
 
     @property
     def longest_text(self) -> int:

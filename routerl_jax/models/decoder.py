@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -24,9 +24,8 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.experts import Experts, Routing
-from routerl_jax.models.layers import Initializer, check_ids, logits_of, matmul_precision, rms_norm
+from routerl_jax.models.layers import Initializer, check_ids, logits_of, matmul_precision, rms_norm, rope_angles, rotate
 from routerl_jax.models.projection import cast_matrices, project
-from routerl_jax.models.rope import rope_angles, rotate
 
 # attend(q [B,T,N,H], k [B,T,K,H], v [B,T,K,H], cache of this layer, its window in tokens or None for all)
 # -> (output [B,T,N,H], new cache of this layer)
@@ -86,7 +85,7 @@ class DecoderOutput(NamedTuple):
     routing: Routing | None  # None without experts
 
 
-_REMAT_POLICIES = {
+REMAT_POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
 }
@@ -96,13 +95,8 @@ class Blocks(nnx.Module):
     """All transformer blocks. `__call__` runs the block whose parameters it currently holds (one slice of the stack)."""
 
     def __init__(self, config: DecoderConfig, init: Initializer) -> None:
-        layers, embed, heads, kv_heads, width = (
-            config.layers,
-            config.embed,
-            config.heads,
-            config.kv_heads,
-            config.head_dim,
-        )
+        layers, embed = config.layers, config.embed
+        heads, kv_heads, width = config.heads, config.kv_heads, config.head_dim
         self.config = config
         self.attention_norm = init.ones((layers, embed), ("layers", None))
         self.q = init.normal((layers, embed, heads, width), ("layers", "embed", "heads", "head_dim"))
@@ -140,11 +134,8 @@ class Blocks(nnx.Module):
         h = rms_norm(x_BTD, self.attention_norm[...], config.norm_eps)
         q, k, v = (project(self, name, h, dtype) for name in ("q", "k", "v"))
         if config.qkv_bias:
-            q, k, v = (
-                q + self.q_bias[...].astype(dtype),
-                k + self.k_bias[...].astype(dtype),
-                v + self.v_bias[...].astype(dtype),
-            )
+            q, k = q + self.q_bias[...].astype(dtype), k + self.k_bias[...].astype(dtype)
+            v = v + self.v_bias[...].astype(dtype)
         if config.qk_norm:
             q, k = rms_norm(q, self.q_norm[...], config.norm_eps), rms_norm(k, self.k_norm[...], config.norm_eps)
         out, cache = attend(rotate(q, rope), rotate(k, rope), v, cache)
@@ -293,11 +284,44 @@ class Decoder(nnx.Module):
         Returns:
           Normed hidden states, the new caches in the same form, and the routers' statistics.
         """
-        with matmul_precision(self.compute_dtype):
-            routing = {"counted": counted, "mesh": mesh}
-            return self._run(
-                tokens, positions, attend, caches, unroll, layers, shared, remat, features, replayed, routing
-            )
+        dtype, sparse = self.compute_dtype, self.config.sparse
+        graph, stacked = nnx.split(self.blocks)
+
+        def block(
+            x: Array,
+            params: nnx.State,
+            cache: Any,
+            layer_attend: LayerAttend,
+            number: Any,
+            sparse: bool,
+            replayed: Array | None,
+        ) -> tuple[Array, Any, Routing | None]:
+            def call(x: Array, params: nnx.State, cache: Any) -> tuple[Array, Any, Routing | None]:
+                routing = {"replayed": replayed, "counted": counted, "mesh": mesh}
+                return nnx.merge(graph, params)(x, rope, layer_attend, cache, dtype, sparse, **routing)
+
+            if remat != "none":
+                call = jax.checkpoint(call, policy=REMAT_POLICIES[remat], prevent_cse=unroll)
+            x, cache, routed = call(x, params, cache)
+            return x if features is None else features.added_to(x, number), cache, routed
+
+        with matmul_precision(dtype):
+            # in this order, gradients of a repeated token add up in float32
+            x = self.embedding[...][tokens].astype(dtype)
+            if features is not None:
+                x = features.instead_of(x)
+            rope = rope_angles(positions, self.config)
+            replayed = None if replayed is None else jnp.moveaxis(replayed, 2, 0)
+            # Layers of two kinds can't share a branch if both write one cache, nor if only some have experts.
+            if unroll or (shared and len(set(self.config.windows)) > 1) or len(set(sparse)) > 1:
+                layers = layers or self.layer_weights()
+                x, caches, routed = self._looped(block, x, attend, caches, layers, unroll, shared, replayed)
+            else:
+                stacked = cast_matrices(stacked, dtype)
+                x, caches, routed = self._scanned(block, x, attend, caches, stacked, shared, replayed)
+            if routed is not None:
+                routed = dataclasses.replace(routed, chosen=jnp.moveaxis(routed.chosen, 0, 2))
+            return DecoderOutput(rms_norm(x, self.final_norm[...], self.config.norm_eps), caches, routed)
 
     def layer_weights(self, sliced: Mapping[str, Sequence[Array]] | None = None) -> list[nnx.State]:
         """The blocks' weights by layer, as slices of the stacked weights. Slices are free on TPUs, and copies on CPUs and
@@ -325,58 +349,6 @@ class Decoder(nnx.Module):
 
         return [layer(i) for i in range(len(sparse))]
 
-    def _run(
-        self,
-        tokens: Array,
-        positions: Array,
-        attend: Attend,
-        caches: Any,
-        unroll: bool,
-        layers: Sequence[nnx.State] | None,
-        shared: bool,
-        remat: Remat,
-        features: Features | None,
-        replayed: Array | None,
-        routing: dict[str, Any],
-    ) -> DecoderOutput:
-        dtype = self.compute_dtype
-        x = self.embedding[...][tokens].astype(dtype)  # in this order, gradients of a repeated token add up in float32
-        if features is not None:
-            x = features.instead_of(x)
-        rope = rope_angles(positions, self.config)
-        graph, stacked = nnx.split(self.blocks)
-        windows, sparse = self.config.windows, self.config.sparse
-        replayed = None if replayed is None else jnp.moveaxis(replayed, 2, 0)
-
-        def block(
-            x: Array,
-            params: nnx.State,
-            cache: Any,
-            layer_attend: LayerAttend,
-            number: Any,
-            sparse: bool,
-            replayed: Array | None,
-        ) -> tuple[Array, Any, Routing | None]:
-            def call(x: Array, params: nnx.State, cache: Any) -> tuple[Array, Any, Routing | None]:
-                return nnx.merge(graph, params)(
-                    x, rope, layer_attend, cache, dtype, sparse, replayed=replayed, **routing
-                )
-
-            if remat != "none":
-                call = jax.checkpoint(call, policy=_REMAT_POLICIES[remat], prevent_cse=unroll)
-            x, cache, routed = call(x, params, cache)
-            return x if features is None else features.added_to(x, number), cache, routed
-
-        # Layers of two kinds can't share a branch if both write one cache, nor if only some have experts.
-        if unroll or (shared and len(set(windows)) > 1) or len(set(sparse)) > 1:
-            layers = layers or self.layer_weights()
-            x, caches, routed = self._looped(block, x, attend, caches, layers, unroll, shared, replayed)
-        else:
-            x, caches, routed = self._scanned(block, x, attend, caches, cast_matrices(stacked, dtype), shared, replayed)
-        if routed is not None:
-            routed = dataclasses.replace(routed, chosen=jnp.moveaxis(routed.chosen, 0, 2))
-        return DecoderOutput(rms_norm(x, self.final_norm[...], self.config.norm_eps), caches, routed)
-
     def _looped(
         self,
         block: Callable[..., tuple[Array, Any, Routing | None]],
@@ -392,10 +364,12 @@ class Decoder(nnx.Module):
         of the layers that have experts."""
         cache_state, routings, new = caches, [], []
         for i, (params, window, sparse) in enumerate(zip(layers, self.config.windows, self.config.sparse)):
-            layer_attend = functools.partial(_attend_in_window, attend, window)
-            cache = (i, cache_state) if shared else caches[i] if unroll and caches is not None else _index(caches, i)
+            if shared:
+                cache = i, cache_state
+            else:
+                cache = caches[i] if unroll and caches is not None else jax.tree.map(operator.itemgetter(i), caches)
             replayed_experts = None if replayed is None or not sparse else replayed[len(routings)]
-            x, cache_state, routed = block(x, params, cache, layer_attend, i, sparse, replayed_experts)
+            x, cache_state, routed = block(x, params, cache, _in_window(attend, window), i, sparse, replayed_experts)
             new.append(cache_state)
             routings += [] if routed is None else [routed]
         return x, cache_state if shared else new if unroll else _stack(new), _stack(routings) if routings else None
@@ -416,13 +390,15 @@ class Decoder(nnx.Module):
 
         def step(carry: tuple[Array, Any], layer: tuple[Any, ...]) -> tuple[tuple[Array, Any], Any]:
             (x, cache_state), (params, cache, number, windowed, replayed) = carry, layer
-            if uniform:
-                layer_attend = functools.partial(_attend_in_window, attend, windows[0])
-            else:  # the one body of the scan holds both attentions, and selects one
-                layer_attend = functools.partial(_attend_by_flag, attend, self.config.window, windowed)
-            x, cache, routed = block(
-                x, params, (number, cache_state) if shared else cache, layer_attend, number, sparse, replayed
-            )
+
+            def either(q: Array, k: Array, v: Array, cache: Any) -> tuple[Array, Any]:
+                """The one body of the scan holds both attentions, because kernels need the window at compile time."""
+                in_window, everywhere = (_in_window(attend, window) for window in (self.config.window, None))
+                return jax.lax.cond(windowed, lambda: in_window(q, k, v, cache), lambda: everywhere(q, k, v, cache))
+
+            layer_attend = _in_window(attend, windows[0]) if uniform else either
+            cache = (number, cache_state) if shared else cache
+            x, cache, routed = block(x, params, cache, layer_attend, number, sparse, replayed)
             return ((x, cache), (None, routed)) if shared else ((x, cache_state), (cache, routed))
 
         flags = None if uniform else jnp.asarray([window is not None for window in windows])
@@ -469,26 +445,9 @@ def for_programs(model: M) -> M:
     return lean
 
 
-def _index(tree: Any, i: int) -> Any:
-    return jax.tree.map(lambda leaf: leaf[i], tree)
-
-
 def _stack(trees: Sequence[Any]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def _attend_in_window(
-    attend: Attend, window: int | None, q: Array, k: Array, v: Array, cache: Any
-) -> tuple[Array, Any]:
-    return attend(q, k, v, cache, window)
-
-
-def _attend_by_flag(
-    attend: Attend, window: int | None, windowed: Array, q: Array, k: Array, v: Array, cache: Any
-) -> tuple[Array, Any]:
-    """Attention with a window if the flag is set. Kernels need the window at compile time, so there are two calls."""
-    return jax.lax.cond(
-        windowed,
-        lambda: attend(q, k, v, cache, window),
-        lambda: attend(q, k, v, cache, None),
-    )
+def _in_window(attend: Attend, window: int | None) -> LayerAttend:
+    return lambda q, k, v, cache: attend(q, k, v, cache, window)

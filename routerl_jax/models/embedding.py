@@ -37,27 +37,24 @@ class Embedder(nnx.Module):
 
     Attributes:
       config: the configuration; its `prompts` are the prefixes of queries and passages.
+      dim: width of the vectors.
       tokenizer: the tokenizer of texts; None if the model's directory has none.
       mesh: the devices of its weights; None: JAX's default device.
     """
 
     config: Any
+    dim: int
     tokenizer: Tokenizer | None
     mesh: Mesh | None
 
-    def __init__(self, config: Any, param_dtype: Any, compute_dtype: Any = None) -> None:
+    def __init__(self, config: Any, dim: int, param_dtype: Any, compute_dtype: Any = None) -> None:
         """Sets the attributes. Raises ValueError if the compute dtype differs from the dtype of the weights."""
         if compute_dtype not in (None, jnp.dtype(param_dtype)):
             name = jnp.dtype(compute_dtype).name
             raise ValueError(
                 f"an encoder computes in the dtype of its weights: give dtype={name!r} and no compute_dtype"
             )
-        self.config, self.tokenizer, self.mesh = config, None, None
-
-    @property
-    @abc.abstractmethod
-    def dim(self) -> int:
-        """Width of the vectors."""
+        self.config, self.dim, self.tokenizer, self.mesh = config, dim, None, None
 
     @property
     def longest_text(self) -> int:

@@ -1,6 +1,6 @@
 """Model families: how their Hugging Face directories are read and written, and which tensor holds which parameter.
 
-To add a family: one file in models/families that registers a `Family` (docs/extending.md).
+`FAMILIES` is the table of them. To add one of your own: one file that registers a `Family` (docs/models.md).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from routerl_jax.core.registry import Registry
-from routerl_jax.models.config import UnsupportedModelError
+from routerl_jax.models.config import DECODER_TYPES, UnsupportedModelError
 
 # Layouts: for each axis of their tensor, the axes of ours that it runs over, the last one fastest.
 VECTOR = ((0,),)
@@ -24,6 +24,9 @@ TRANSPOSED = ((1,), (0,))
 TO_HEADS = ((1, 2), (0,))  # ours [embed, heads, width], theirs [heads * width, embed]
 FROM_HEADS = ((2,), (0, 1))  # ours [heads, width, embed], theirs [embed, heads * width]
 HEADS_BIAS = ((0, 1),)
+
+
+Axes = tuple[tuple[int, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Rule:
     """
 
     name: str
-    axes: tuple[tuple[int, ...], ...]
+    axes: Axes
     layers: tuple[int, ...] = ()
     copies: tuple[str, ...] = ()
 
@@ -78,6 +81,39 @@ class Rule:
         return value.transpose(sum(self.axes, ())).reshape(self.their_shape(value.shape))
 
 
+Rules = dict[Any, Rule]  # by our parameter path, as flax.nnx gives it
+# by our path of a weight: its module in theirs, and the weight's axes
+Modules = dict[tuple[str, ...], tuple[str, Axes]]
+
+
+def with_biases(modules: Modules) -> Rules:
+    """The rules of weights and of the biases beside them, which are called `.._bias` here."""
+    rules: Rules = {}
+    for path, (names, axes) in modules.items():
+        weights, biases = ("|".join(f"{name}.{part}" for name in names.split("|")) for part in ("weight", "bias"))
+        rules[path] = Rule(weights, axes)
+        rules[(*path[:-1], f"{path[-1]}_bias")] = Rule(biases, (tuple(range(len(axes[0]))),))
+    return rules
+
+
+NEEDED = object()
+# Our fields that a config.json has under a key of its own: the key, and its value where it is absent (NEEDED: an error).
+Keys = Mapping[str, tuple[str, Any]]
+
+
+def read_keys(config: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+    """The values of our fields in a config.json. Raises KeyError for a key that is needed."""
+    return {
+        ours: config[theirs] if default is NEEDED else config.get(theirs, default)
+        for ours, (theirs, default) in keys.items()
+    }
+
+
+def write_keys(config: Any, keys: Keys) -> dict[str, Any]:
+    """The entries of a config.json for our fields."""
+    return {theirs: getattr(config, ours) for ours, (theirs, _) in keys.items()}
+
+
 def spelled(name: str, spellings: Sequence[tuple[str, str]]) -> Iterator[str]:
     """The possible names of a stored tensor: its own, then those with another prefix of `spellings`."""
     for old, new in (("", ""), *spellings):
@@ -86,9 +122,6 @@ def spelled(name: str, spellings: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 Role = Literal["decoder", "encoder"]
-
-
-Rules = dict[Any, Rule]  # by our parameter path, as flax.nnx gives it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,7 +164,21 @@ class Family:
             raise ValueError(f"{source}: {error} is missing; a {config.get('model_type')} needs it") from error
 
 
-FAMILIES: Registry[Family] = Registry("model family")
+# By `model_type`, or by the class that config.json names. A family's module is imported when one of its models is read.
+_MODULES = {
+    "llama:FAMILY": DECODER_TYPES,
+    "qwen_vl:QWEN2": ("qwen2_vl", "qwen2_5_vl"),
+    "qwen_vl:QWEN3": ("qwen3_vl",),
+    "bert:ENCODERS": ("bert", "roberta", "xlm-roberta"),
+    "bert:CROSS_ENCODERS": tuple(f"{name}ForSequenceClassification" for name in ("Bert", "Roberta", "XLMRoberta")),
+    "clip:FAMILY": ("clip",),
+    "colqwen:FAMILY": ("colqwen2", "ColQwen2", "ColQwen2_5"),  # the latter two are colpali-engine's classes
+    "nv_embed:FAMILY": ("nvembed",),
+}
+FAMILIES: Registry[Family] = Registry(
+    "model family",
+    {name: f"routerl_jax.models.families.{place}" for place, names in _MODULES.items() for name in names},
+)
 
 
 def family_of(config: Mapping[str, Any], source: str) -> Family:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fnmatch
-import functools
 import math
 import pathlib
 import shutil
@@ -21,8 +20,8 @@ from jax.sharding import Mesh
 from routerl_jax.core.files import read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.tokenizer import VOCABULARIES, Tokenizer
-from routerl_jax.models import families, pretrained
-from routerl_jax.models.config import DecoderConfig
+from routerl_jax.models import pretrained
+from routerl_jax.models.conversion import as_safetensors
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.embedding import Embedder, text_rows
 from routerl_jax.models.family import FAMILIES, Rule, family_of, write_json
@@ -31,11 +30,9 @@ from routerl_jax.models.lora import merged
 from routerl_jax.models.peft import CONFIG as ADAPTER_CONFIG
 from routerl_jax.models.peft import base_of, load_adapter
 from routerl_jax.models.safetensors_files import Checkpoint, TensorWriter, fill, progress_bar
-from routerl_jax.models.torch_files import as_safetensors
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
 
-assert families  # importing them registers them
 _SHARD_BYTES = 5 * 10**9
 _INDEX = "model.safetensors.index.json"
 # The files of an export. A directory that holds anything else is not replaced.
@@ -80,15 +77,20 @@ def load_pretrained(
     """
     directory = pretrained.resolve(path_or_id)
     if (directory / ADAPTER_CONFIG).is_file():
-        whole = [
-            path.name for ending in ("model*.safetensors", "pytorch_model*.bin") for path in directory.glob(ending)
-        ]
+        endings = ("model*.safetensors", "pytorch_model*.bin")
+        whole = [path.name for ending in endings for path in directory.glob(ending)]
         if whole:  # transformers would take the base and the adapter, other programs the whole weights
             raise ValueError(
                 f"{directory} holds an adapter ({ADAPTER_CONFIG}) and whole weights ({sorted(whole)[0]}); keep each in a "
                 f"directory of its own"
             )
-        return _load_with_adapter(directory, mesh, dtype, compute_dtype, layout)
+        base = base_of(directory)
+        model = load_pretrained(base, mesh, dtype, compute_dtype=compute_dtype, layout=layout)
+        if not isinstance(model, Decoder):
+            raise ValueError(f"{directory}: {base} is no decoder; LoRA works on decoders")
+        load_adapter(model, directory, mesh, layout)
+        model.tokenizer = _tokenizer(directory, model) or model.tokenizer
+        return model
     family, architecture = _read_settings(directory)
     dtypes = {"param_dtype": _floating(dtype), "compute_dtype": _floating(compute_dtype) if compute_dtype else None}
     model = nnx.eval_shape(lambda: family.create(architecture, jax.random.key(0), **dtypes))
@@ -160,19 +162,6 @@ def _floating(dtype: str) -> np.dtype:
     return result
 
 
-def _load_with_adapter(
-    directory: pathlib.Path, mesh: Mesh | None, dtype: str, compute_dtype: str | None, layout: str
-) -> Decoder:
-    """The base model that a PEFT directory names, with the directory's adapter and, if it has one, its tokenizer."""
-    base = base_of(directory)
-    model = load_pretrained(base, mesh, dtype, compute_dtype=compute_dtype, layout=layout)
-    if not isinstance(model, Decoder):
-        raise ValueError(f"{directory}: {base} is no decoder; LoRA works on decoders")
-    load_adapter(model, directory, mesh, layout)
-    model.tokenizer = _tokenizer(directory, model) or model.tokenizer
-    return model
-
-
 def save_pretrained(
     model: Decoder | Embedder,
     directory: str | pathlib.Path,
@@ -227,7 +216,14 @@ def _write_settings(model: Any, scratch: pathlib.Path, tokenizer: Tokenizer | No
     stored_dtype = dtype or str(jax.tree.leaves(nnx.state(model, nnx.Param))[0].dtype)
     write_json(scratch / "config.json", family.write(model.architecture, stored_dtype))
     if family.role == "decoder":
-        write_json(scratch / "generation_config.json", _generation_config(model.config, tokenizer))
+        ends = list(dict.fromkeys([*model.config.eos_ids, *sorted(tokenizer.eos_ids if tokenizer else ())]))
+        generation = {  # the same end-of-turn ids as the engine's
+            "bos_token_id": model.config.bos_id,
+            "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
+            "do_sample": False,
+        }
+        padding = {} if tokenizer is None else {"pad_token_id": tokenizer.pad_id}
+        write_json(scratch / "generation_config.json", generation | padding)
     if tokenizer is not None:
         tokenizer.check(text_rows(model.architecture), "the export")
         tokenizer.save(scratch)
@@ -241,14 +237,9 @@ def _write_shard(path: pathlib.Path | None, parts: dict[str, _Part], bar: Bar) -
         writer = multihost.on_main(lambda: stack.enter_context(TensorWriter(cast(pathlib.Path, path), shapes)))
         for part in parts.values():
             tensor = part.gather()
-            multihost.on_main(functools.partial(_write_tensor, writer, tensor))
+            multihost.on_main(lambda tensor=tensor: cast(TensorWriter, writer).write(tensor))
             bar.update(part.nbytes)
         multihost.on_main(stack.close)
-
-
-def _write_tensor(writer: TensorWriter | None, tensor: np.ndarray) -> None:
-    assert writer is not None, "the main process has one"
-    writer.write(tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,14 +302,3 @@ def _replacing(directory: pathlib.Path) -> Iterator[pathlib.Path]:
         directory.rename(old)
     scratch.rename(directory)
     shutil.rmtree(old, ignore_errors=True)
-
-
-def _generation_config(config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """generation_config.json, with the same end-of-turn ids as the engine."""
-    ends = list(dict.fromkeys([*config.eos_ids, *sorted(tokenizer.eos_ids if tokenizer else ())]))
-    result = {
-        "bos_token_id": config.bos_id,
-        "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
-        "do_sample": False,
-    }
-    return result if tokenizer is None else result | {"pad_token_id": tokenizer.pad_id}

@@ -200,7 +200,7 @@ def mrope_positions(
 ) -> tuple[Int32[np.ndarray, "3 T"], int]:
     """Positions (time, row, column) of tokens, and the position of the token that comes next.
 
-    M-RoPE (Qwen2-VL, arXiv 2409.12191, section 2.1); the rotation by them is in rope.py. Text advances on all three axes. The
+    M-RoPE (Qwen2-VL, arXiv 2409.12191, section 2.1); the rotation by them is in layers.py. Text advances on all three axes. The
     tokens of an image share one time; the second axis counts rows, and the third columns. The text after an image continues
     from the largest of these positions.
 

@@ -27,8 +27,8 @@ from routerl_jax.models.regions import MOST_ASPECT, RefusedRegion, pixels_within
 ImageSource = bytes | bytearray | str | os.PathLike | Image.Image | np.ndarray
 
 _COMMON = ("png", "jpeg", "gif", "webp")  # formats that every reader of pictures accepts
-_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def decode_image(source: ImageSource, *, name: str | None = None) -> Image.Image:
@@ -207,6 +207,14 @@ def smart_resize(
     return new_height, new_width
 
 
+def normalised_levels(
+    mean: tuple[float, float, float], std: tuple[float, float, float], rescale: float
+) -> Float32[np.ndarray, "3 256"]:
+    """The value of each level of each channel after rescaling and normalisation, with transformers' order and roundings."""
+    levels = (np.arange(256, dtype=np.float64) * rescale).astype(np.float32)
+    return (levels - np.asarray(mean, np.float32)[:, None]) / np.asarray(std, np.float32)[:, None]
+
+
 # Settings of published Qwen3-VL models in preprocessor_config.json, in addition to their patch size of 16.
 QWEN3: Mapping[str, Any] = {"min_pixels": 256**2, "max_pixels": 4096**2, "mean": (0.5,) * 3, "std": (0.5,) * 3}
 
@@ -231,8 +239,8 @@ class ImageProcessor:
     merge_size: int = 2
     min_pixels: int = 56 * 56
     max_pixels: int = 28 * 28 * 1280
-    mean: tuple[float, float, float] = _CLIP_MEAN
-    std: tuple[float, float, float] = _CLIP_STD
+    mean: tuple[float, float, float] = CLIP_MEAN
+    std: tuple[float, float, float] = CLIP_STD
     rescale: float = 1 / 255
     window: int | None = None
 
@@ -275,9 +283,7 @@ class ImageProcessor:
         rows, columns = pixels.shape[0] // self.factor, pixels.shape[1] // self.factor
         split = pixels.reshape(rows, merge, side, columns, merge, side, 3).transpose(0, 3, 1, 4, 6, 2, 5)
         split = split.reshape(rows * columns * merge**2, 3, side, side)
-        # 256 values per channel: computed once, in transformers' order of operations and roundings.
-        levels = (np.arange(256, dtype=np.float64) * self.rescale).astype(np.float32)
-        table = (levels - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
+        table = normalised_levels(self.mean, self.std, self.rescale)
         values = np.empty((len(split), 3, self.temporal_patch_size, side, side), np.float32)
         for channel in range(3):
             values[:, channel] = table[channel][split[:, channel]][:, None]

@@ -61,9 +61,8 @@ class LoraConfig:
     alpha: Positive = 16.0  # the adapter counts alpha / rank
     # regular expression: which matrices of a block get one; empty: those of rules
     modules: str = "q|k|v|o|gate|up|down"
-    rules: Mapping[str, LoraRule] = dataclasses.field(
-        default_factory=dict
-    )  # exceptions, by any name; the first match is used
+    # exceptions, by any name; the first match is used
+    rules: Mapping[str, LoraRule] = dataclasses.field(default_factory=dict)
     dtype: str = "float32"  # dtype of the adapter and its optimiser state
     base_qtype: str = ""  # quantise the blocks' frozen matrices: int8, int4, nf4; empty: as config.model.dtype
     tile_size: Count = 64  # quantisation: input channels that share a scale; 0: all

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from routerl_jax.models import pretrained
-from routerl_jax.models.torch_files import read_state
+from routerl_jax.models.conversion import read_state
 
 _OTHERS = (
     "config.json",

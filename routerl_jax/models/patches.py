@@ -15,6 +15,9 @@ import jax
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int, Int32
 
+_LEAST_PATCHES = 1024  # of an array
+_EMPTY = {"patches": 0, "positions": 0, "segments": 0, "slots": -1}  # of `VisionInputs` where there is no picture
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ImagePatches:
@@ -84,11 +87,12 @@ def arrange(
     group, height, width = merge**2, rows // merge, columns // merge
     if len(patches) != rows * columns:
         raise ValueError(f"{len(patches)} patches do not fill the grid {grid}")
-    slots = _raster(height, width) if window is None else _windowed(height, width, window)
-    groups = height * width if window is None else -(-height // window) * -(-width // window) * window**2
-    corner = (
-        np.stack(np.divmod(np.arange(height * width), width), -1) * merge
-    )  # first patch of each group in raster order
+    slots, groups = np.arange(height * width, dtype=np.int32), height * width
+    if window is not None:
+        slots = _windowed(height, width, window)
+        groups = -(-height // window) * -(-width // window) * window**2
+    # the first patch of each group, in raster order
+    corner = np.stack(np.divmod(np.arange(height * width), width), -1) * merge
     inside = np.stack(np.divmod(np.arange(group), merge), -1)
     return ImagePatches(
         patches=_scatter(patches.reshape(height * width, group, -1), slots, groups),
@@ -102,44 +106,62 @@ def arrange(
     )
 
 
-def concatenate(images: Sequence[ImagePatches], buckets: Sequence[int]) -> VisionInputs:
-    """Several pictures in one array, padded to the smallest bucket that holds them.
+def array_size(needed: int, config: Any, growth: int = 2) -> int:
+    """Patches of an array that is to hold `needed` ones: one of a few sizes, each `growth` times the one before.
+
+    Args:
+      config: of the tower (a `config.VisionConfig`), whose windows are whole.
+    """
+    size = _LEAST_PATCHES
+    while size < needed:
+        size *= growth
+    return -(-size // config.window_patches) * config.window_patches
+
+
+def concatenate(images: Sequence[ImagePatches], patches: int | None = None) -> VisionInputs:
+    """Several pictures in one array.
 
     Args:
       images: at least one, all by the same processor.
-      buckets: sizes P, in patches: multiples of a window's patches.
+      patches: P, a multiple of a window's patches; None: as many as they have.
 
     Raises:
-      ValueError: no picture, a bucket of another multiple, or pictures that no bucket holds.
+      ValueError: no picture, or an array of another multiple or without room for them.
     """
     if not images:
         raise ValueError("no image to concatenate; `blank` makes inputs without one")
     group, window, width = images[0].group, images[0].window, images[0].patches.shape[1]
     if any((image.group, image.window, image.patches.shape[1]) != (group, window, width) for image in images):
         raise ValueError("images of different processors can't share an array; process all with one ImageProcessor")
-    uneven = [bucket for bucket in buckets if bucket % window]
-    if uneven:
-        raise ValueError(f"buckets {uneven} are not multiples of {window}, the patches of an attention window")
     needed = sum(len(image.patches) for image in images)
-    size = min((bucket for bucket in buckets if bucket >= needed), default=0)
-    if not size:
+    patches = needed if patches is None else patches
+    if patches % window:
         raise ValueError(
-            f"{len(images)} images take {needed} patches, the largest bucket is {max(buckets, default=0)}; "
-            f"add a larger bucket, lower max_pixels or put fewer images together"
+            f"an array of {patches} patches is no multiple of {window}, the patches of an attention window"
         )
-    inputs = _blank(size, width, group)
-    for name, values in inputs.items():
+    if needed > patches:
+        raise ValueError(
+            f"{len(images)} images take {needed} patches, and the array has {patches}; "
+            f"make it larger, lower max_pixels or put fewer images together"
+        )
+    inputs = blank(patches, width, group=group)
+    for name, values in vars(inputs).items():
         _fill(name, values, images)
-    return VisionInputs(**inputs)
+    return inputs
 
 
 def blank(patches: int, width: int, *, group: int = 4) -> VisionInputs:
-    """Inputs of a bucket's size without a picture, for rows without pictures in a batch with pictures."""
-    return VisionInputs(**_blank(patches, width, group))
+    """Inputs of P patches without a picture, for rows without pictures in a batch with pictures."""
+    return VisionInputs(
+        patches=np.full((patches, width), _EMPTY["patches"], np.float32),
+        positions=np.full((patches, 2), _EMPTY["positions"], np.int32),
+        segments=np.full(patches, _EMPTY["segments"], np.int32),
+        slots=np.full(patches // group, _EMPTY["slots"], np.int32),
+    )
 
 
 def abstract_images(lead: tuple[int, ...], patches: int, config: Any, dtype: Any, sharding: Any) -> VisionInputs:
-    """Shapes of inputs with leading axes `lead` and P patches for a tower (a `vision.VisionConfig`), with a sharding."""
+    """Shapes of inputs with leading axes `lead` and P patches for a tower (a `config.VisionConfig`), with a sharding."""
 
     def shape(*size: int, dtype: Any = np.int32) -> Any:
         return jax.ShapeDtypeStruct((*lead, *size), dtype, sharding=sharding)
@@ -167,7 +189,7 @@ def place_images(
       groups: pictures by index into `lead`, with at most P patches each.
       lead: leading axes; `sharding` splits only these.
       patches: P, a multiple of a window's.
-      config: of the tower (a `vision.VisionConfig`).
+      config: of the tower (a `config.VisionConfig`).
       dtype: of the patches.
     """
     shapes = abstract_images(lead, patches, config, dtype, sharding)
@@ -190,9 +212,6 @@ def place_images(
     return VisionInputs(**{field.name: array(field.name) for field in dataclasses.fields(VisionInputs)})
 
 
-_EMPTY = {"patches": 0, "positions": 0, "segments": 0, "slots": -1}  # where there is no picture
-
-
 def _fill(name: str, values: np.ndarray, images: Sequence[ImagePatches]) -> None:
     """Writes a field of `VisionInputs` into an empty array, picture after picture."""
     start = token = 0
@@ -205,19 +224,6 @@ def _fill(name: str, values: np.ndarray, images: Sequence[ImagePatches]) -> None
         else:
             values[part] = getattr(image, name)
         start, token = part.stop, token + image.tokens
-
-
-def _blank(patches: int, width: int, group: int) -> dict[str, np.ndarray]:
-    return {
-        "patches": np.full((patches, width), _EMPTY["patches"], np.float32),
-        "positions": np.full((patches, 2), _EMPTY["positions"], np.int32),
-        "segments": np.full(patches, _EMPTY["segments"], np.int32),
-        "slots": np.full(patches // group, _EMPTY["slots"], np.int32),
-    }
-
-
-def _raster(height: int, width: int) -> Int32[np.ndarray, " groups"]:
-    return np.arange(height * width, dtype=np.int32)
 
 
 def _windowed(height: int, width: int, side: int) -> Int32[np.ndarray, " groups"]:

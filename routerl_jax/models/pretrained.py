@@ -41,7 +41,7 @@ def _copy(source: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def _from_gguf(source: pathlib.Path, target: pathlib.Path) -> None:
-    from routerl_jax.models.gguf import convert_llama
+    from routerl_jax.models.conversion import convert_llama
 
     convert_llama(source, target)
 
@@ -98,7 +98,7 @@ def resolve(path_or_id: str | pathlib.Path, instead: str = f"one of {', '.join(P
 
     try:
         directory = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=list(FILES)))
-        if not list(directory.glob("*.safetensors")):  # then pickled weights, which models/torch_files.py reads
+        if not list(directory.glob("*.safetensors")):  # then pickled weights, which models/conversion.py reads
             directory = pathlib.Path(snapshot_download(str(path_or_id), allow_patterns=[*FILES, _PICKLED]))
         return directory
     except (OSError, HfHubHTTPError, LocalEntryNotFoundError) as error:

@@ -291,7 +291,8 @@ class Checkpoint:
         step = max(1, _WINDOW_BYTES // row_bytes)
         for start in range(begin, end, step):
             stop = min(start + step, end)
-            window = rule.to_ours(stored.rows(start * per, stop * per), _with_axis_size(shape, axis, stop - start))
+            window_shape = (*shape[:axis], stop - start, *shape[axis + 1 :])
+            window = rule.to_ours(stored.rows(start * per, stop * per), window_shape)
             for bounds, block in blocks:
                 self.bytes_read += _copy(window, start, stop, bounds, block, axis, max(1, _TILE_ROWS // per))
 
@@ -403,10 +404,6 @@ def _copy(window: np.ndarray, start: int, stop: int, bounds: Bounds, block: np.n
         block[tuple(target)] = part
         copied += part.nbytes
     return copied
-
-
-def _with_axis_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
 
 
 def _tensors(rule: Rule, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:

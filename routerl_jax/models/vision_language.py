@@ -20,12 +20,11 @@ from jaxtyping import Array, Float, Int
 
 from routerl_jax.models.attention import Attention, self_attention
 from routerl_jax.models.config import VisionConfig, VisionLanguageConfig
-from routerl_jax.models.decoder import Decoder, Features, Remat
+from routerl_jax.models.decoder import REMAT_POLICIES, Decoder, Features, Remat
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.images import QWEN3, ImageProcessor, ImageSource
-from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision, rms_norm
+from routerl_jax.models.layers import Initializer, inverse_frequencies, layer_norm, matmul_precision, rms_norm, rotate
 from routerl_jax.models.patches import ImagePatches, VisionInputs, concatenate
-from routerl_jax.models.rope import inverse_frequencies, rotate
 
 
 class VisionLanguageModel(Decoder):
@@ -89,8 +88,7 @@ class VisionLanguageModel(Decoder):
         flat = [image for row in placed for image in row]
         features = None
         if flat:
-            patches = sum(len(image.patches) for image in flat)
-            inputs = concatenate(flat, [patches])
+            inputs = concatenate(flat)
             index = np.full(rows.shape, -1, np.int32)
             index[rows == self.vl_config.image_id] = inputs.slots[inputs.slots >= 0]
             values = self.features(jax.tree.map(lambda x: x[None], inputs))
@@ -102,12 +100,6 @@ class VisionLanguageModel(Decoder):
     ) -> Float[Array, "S F D"] | Float[Array, "S F N D"]:
         """Features of images that are laid out in shards ([S, P, ...]): F = P / patches per token of them."""
         return self.visual(images, remat=remat, attention=attention)
-
-
-_REMAT_POLICIES = {
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
 
 
 class VisionBlocks(nnx.Module):
@@ -271,11 +263,10 @@ class VisionTower(nnx.Module):
             return nnx.merge(graph, params)(x, rope, segments_BP, full_attention_flag, attention, dtype)
 
         if remat != "none":
-            block = jax.checkpoint(block, policy=_REMAT_POLICIES[remat], prevent_cse=False)
+            block = jax.checkpoint(block, policy=REMAT_POLICIES[remat], prevent_cse=False)
         if not config.deep_layers:
-            return self._merge(
-                jax.lax.scan(lambda x, layer: (block(x, *layer), None), x, (stacked, jnp.array(full)))[0]
-            )
+            x, _ = jax.lax.scan(lambda x, layer: (block(x, *layer), None), x, (stacked, jnp.array(full)))
+            return self._merge(x)
 
         # A layer writes its output in the place of the next deep layer, which is the last to write there.
         ends = jnp.searchsorted(jnp.array(config.deep_layers), jnp.arange(config.depth))
@@ -286,9 +277,8 @@ class VisionTower(nnx.Module):
 
         deep = jnp.zeros((len(config.deep_layers) + 1, *x.shape), x.dtype)
         (x, deep), _ = jax.lax.scan(step, (x, deep), (stacked, jnp.array(full), ends))
-        return jnp.stack(
-            [self._merge(x), *(self._merge_deep(deep[i], i) for i in range(len(config.deep_layers)))], axis=2
-        )
+        of_layers = (self._merge_deep(deep[i], i) for i in range(len(config.deep_layers)))
+        return jnp.stack([self._merge(x), *of_layers], axis=2)
 
     def _stretched(self, positions_BP2: Array, segments_BP: Array) -> Array:
         """The learned positions of every patch, float32: the table, stretched so that its corners are those of the picture."""
@@ -339,12 +329,15 @@ def window_attention(
     segments: Int[Array, "B P"],
     window: int,
 ) -> Float[Array, "B P N H"]:
-    """Attention inside windows of `window` consecutive patches, to patches of the same segment."""
+    """Attention inside windows of `window` consecutive patches, to patches of the same segment; softmax in float32."""
     batch, patches, heads, width = q.shape
     shape = (batch * patches // window, window)
     q_WQNH, k_WSNH, v_WSNH = (part.reshape(*shape, heads, width) for part in (q, k, v))
     segments_WS = segments.reshape(shape)
-    return _attend(q_WQNH, k_WSNH, v_WSNH, segments_WS, segments_WS).reshape(q.shape)
+    logits = jnp.einsum("WQNH,WSNH->WNQS", q_WQNH, k_WSNH, preferred_element_type=jnp.float32) * width**-0.5
+    same = segments_WS[:, None, :, None] == segments_WS[:, None, None, :]
+    weights = jax.nn.softmax(jnp.where(same, logits, jnp.finfo(jnp.float32).min), axis=-1)
+    return jnp.einsum("WNQS,WSNH->WQNH", weights.astype(v.dtype), v_WSNH).reshape(q.shape)
 
 
 def full_attention(
@@ -364,14 +357,6 @@ def full_attention(
     if attention.kind == "cudnn":
         attention = dataclasses.replace(attention, kind="xla")
     return self_attention(q, k, v, segments, causal=False, attention=attention)
-
-
-def _attend(q: Array, k: Array, v: Array, query_segments_BQ: Array, key_segments_BS: Array) -> Array:
-    """Softmax attention [B, Q, N, H] within segments, logits and softmax in float32."""
-    logits = jnp.einsum("BQNH,BSNH->BNQS", q, k, preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
-    same = query_segments_BQ[:, None, :, None] == key_segments_BS[:, None, None, :]
-    weights = jax.nn.softmax(jnp.where(same, logits, jnp.finfo(jnp.float32).min), axis=-1)
-    return jnp.einsum("BNQS,BSNH->BQNH", weights.astype(v.dtype), v)
 
 
 def _axial_angles(positions_BP2: Array, config: VisionConfig) -> tuple[Array, Array]:

@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 
@@ -84,8 +84,10 @@ class _Lock:
             "since": _now(),
             "token": uuid.uuid4().hex,
         }
+        url = buckets.url_of(directory)
+        in_bucket = buckets.in_bucket(url)
         for _ in range(_ATTEMPTS):
-            self._holder_record = _record_of(directory)
+            self._holder_record = ObjectRecord(f"{url}/.lock") if in_bucket else FileRecord(directory / ".lock")
             try:
                 if self._acquire():
                     break
@@ -212,68 +214,27 @@ def _boot() -> str:
         return ""
 
 
-def _record_of(directory: pathlib.Path) -> Record:
-    path = buckets.url_of(directory)
-    return ObjectRecord(f"{path}/.lock") if buckets.in_bucket(path) else FileRecord(directory / ".lock")
-
-
 _SIZE = 512  # bytes of a record in a file, fixed so that a new one overwrites the old one
 
 
-class Record(Protocol):
-    """The record of a lock's holder, opened by a process that wants the lock.
+class FileRecord:
+    """The record of a lock's holder in a file, opened by a process that wants the lock. The holder has the file locked with
+    `flock`, which ends with the process; some file systems ignore it.
 
     Attributes:
-      location: path or URL of the record, for messages.
+      location: path of the record, for messages.
     """
-
-    location: str
-
-    def claim(self) -> bool:
-        """False if another process certainly holds the lock."""
-        ...
-
-    def excludes(self) -> bool:
-        """Whether `claim` keeps others out, so that the lock is ours already."""
-        ...
-
-    def ended(self, holder: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
-        """Whether the process that left a record has certainly ended, once `claim` was granted."""
-        ...
-
-    def read(self) -> dict[str, Any] | None:
-        """The record; None if there is none."""
-        ...
-
-    def write(self, record: Mapping[str, Any]) -> None:
-        """Overwrites the record. Raises OSError or ValueError."""
-        ...
-
-    def is_there(self) -> bool:
-        """Whether the opened record is still the one that other processes would open."""
-        ...
-
-    def remove(self) -> None:
-        """Removes the record."""
-        ...
-
-    def close(self) -> None:
-        """Gives up the claim."""
-        ...
-
-
-class FileRecord:
-    """A record in a file, which its holder has locked with `flock`. That ends with the process; some file systems ignore it."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.location, self._path = str(path), path
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
 
     def claim(self) -> bool:
+        """False if another process certainly holds the lock."""
         return _flock(self._file)
 
     def excludes(self) -> bool:
-        """Whether flock has an effect here: a second lock on a locked file is refused."""
+        """Whether `claim` keeps others out, so that the lock is ours already: a second `flock` on the file is refused."""
         file = os.open(self._path, os.O_RDWR)
         try:
             return not _flock(file)
@@ -281,32 +242,39 @@ class FileRecord:
             os.close(file)
 
     def ended(self, holder: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
+        """Whether the process that left a record has certainly ended, once `claim` was granted."""
         return self.excludes() and _same_boot(holder, ours)
 
     def read(self) -> dict[str, Any] | None:
+        """The record; None if there is none."""
         with contextlib.suppress(OSError):
             return _parsed(self._path.read_bytes())
         return None
 
     def write(self, record: Mapping[str, Any]) -> None:
+        """Overwrites the record. Raises OSError; for an object in a bucket, ValueError."""
         os.pwrite(self._file, json.dumps(record).ljust(_SIZE - 1).encode() + b"\n", 0)
         os.fsync(self._file)
 
     def is_there(self) -> bool:
+        """Whether the opened record is still the one that other processes would open."""
         try:
             return os.path.samestat(os.stat(self._path), os.fstat(self._file))
         except FileNotFoundError:
             return False
 
     def remove(self) -> None:
+        """Removes the record."""
         self._path.unlink()
 
     def close(self) -> None:
+        """Gives up the claim."""
         os.close(self._file)
 
 
 class ObjectRecord:
-    """A record in an object of a bucket. Buckets have no locks: the record alone shows whether its holder is alive."""
+    """A record as `FileRecord`, in an object of a bucket. Buckets have no locks: the record alone shows whether its holder is
+    alive."""
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -350,14 +318,12 @@ def _same_boot(holder: Mapping[str, Any], ours: Mapping[str, Any]) -> bool:
 
 
 def _is_alive(process: Any) -> bool:
-    if not isinstance(process, int):
-        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:
-        return True
+    except (OSError, TypeError):  # another user's, or no number
+        pass
     return True
 
 

@@ -168,7 +168,6 @@ REWARD_TERMS.register("found")(StepTerm(found, judges=has_gold))
 REWARD_TERMS.register("answer_found")(StepTerm(answer_found, judges=has_telling_answer))
 REWARD_TERMS.register("judge")(StepTerm(judge_reward, judges=counts))
 _GIVEN = {"normalizer", "verdict", "verdicts"}  # arguments of terms that the run passes, not the configuration
-_Bound = Callable[[Sequence[Episode], Sequence[Verdict]], Sequence[float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,10 +203,7 @@ class RewardFunction:
             judge, and there is none.
         """
         verdicts = self._verdicts(episodes) if self.asks else []
-        columns = {}
-        for name, (weight, term) in self._bound.items():
-            values = zip(_one_for_each(name, term(episodes, verdicts), episodes), episodes)
-            columns[name] = [weight * _number(name, value, episode) for value, episode in values]
+        columns = {name: self._values(name, episodes, verdicts) for name in self.terms}
         rows = [{name: values[i] for name, values in columns.items()} for i in range(len(episodes))]
         return [{**row, "total": float(sum(row.values()))} for row in rows]
 
@@ -231,11 +227,11 @@ class RewardFunction:
         return verdicts
 
     @functools.cached_property
-    def _bound(self) -> dict[str, tuple[float, _Bound]]:
-        """By name, the weight of a term, and the term as a function of a step's episodes and verdicts."""
+    def _bound(self) -> dict[str, tuple[float, Callable[..., Any], dict[str, Any]]]:
+        """By name, the weight of a term, the term, and its options."""
         return {name: self._bind(name, spec) for name, spec in self.terms.items()}
 
-    def _bind(self, name: str, spec: float | Mapping[str, Any]) -> tuple[float, _Bound]:
+    def _bind(self, name: str, spec: float | Mapping[str, Any]) -> tuple[float, Callable[..., Any], dict[str, Any]]:
         term = REWARD_TERMS.get(name)
         options: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"weight": spec}
         weight = float(options.pop("weight", 1.0))
@@ -245,22 +241,22 @@ class RewardFunction:
                 raise ValueError(unknown_key(f"options of reward term {name!r}", key, {"weight", *accepted} - _GIVEN))
         if "normalizer" in accepted:
             options["normalizer"] = self.normalizer
+        return weight, term, options
+
+    def _values(self, name: str, episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list[float]:
+        """A term's weighted values, one per episode."""
+        weight, term, options = self._bound[name]
+        accepted = _options(term)
         if isinstance(term, StepTerm | TurnTerm):
-            of_step = _of_step(term, options, "verdicts" in accepted)
-            of_turns = functools.partial(_of_turns, name, weight, of_step)
-            return weight, of_turns if isinstance(term, TurnTerm) else of_step
-        if "verdict" in accepted:
-            return weight, lambda episodes, verdicts: [
-                term(episode, verdict=verdict, **options) for episode, verdict in zip(episodes, verdicts, strict=True)
-            ]
-        return weight, lambda episodes, _: [term(episode, **options) for episode in episodes]
-
-
-def _of_step(term: Callable[..., Any], options: Mapping[str, Any], judged: bool) -> Callable[..., Any]:
-    """A term as a function of a step's episodes and verdicts. It passes the verdicts on only if the term is `judged`."""
-    if judged:
-        return lambda episodes, verdicts: term(episodes, verdicts=verdicts, **options)
-    return lambda episodes, _: term(episodes, **options)
+            given = options | ({"verdicts": verdicts} if "verdicts" in accepted else {})
+            values = _one_for_each(name, term(episodes, **given), episodes)
+            if isinstance(term, TurnTerm):
+                values = [_of_turns(name, weight, numbers, episode) for numbers, episode in zip(values, episodes)]
+        elif "verdict" in accepted:
+            values = [term(e, verdict=verdict, **options) for e, verdict in zip(episodes, verdicts, strict=True)]
+        else:
+            values = [term(episode, **options) for episode in episodes]
+        return [weight * _number(name, value, episode) for value, episode in zip(values, episodes)]
 
 
 def _one_for_each(name: str, values: Any, episodes: Sequence[Episode]) -> list[Any]:
@@ -289,30 +285,20 @@ def _repr(value: Any) -> str:
     return "None (does a `return` lack?)" if value is None else f"{value!r:.80}"
 
 
-def _of_turns(
-    name: str,
-    weight: float,
-    term: Callable[[Sequence[Episode], Sequence[Verdict]], Sequence[Sequence[float | None]]],
-    episodes: Sequence[Episode],
-    verdicts: Sequence[Verdict],
-) -> list[float]:
-    """Stores a term's weighted values in their turns. Returns their unweighted sum per episode."""
-    sums = []
-    for episode, of_turns in zip(episodes, _one_for_each(name, term(episodes, verdicts), episodes)):
-        if not isinstance(of_turns, Collection) or len(of_turns) != len(episode.turns):
-            count = len(of_turns) if isinstance(of_turns, Collection) else _repr(of_turns)
-            raise ValueError(
-                f"reward term {name!r} gave {count} values for the {len(episode.turns)} turns of attempt "
-                f"{episode.sample} at question {episode.example.id!r}: it must give one for each, or None for a turn that it "
-                "does not judge"
-            )
-        numbers = [None if value is None else _number(name, value, episode) for value in of_turns]
-        for turn, value in zip(episode.turns, numbers):
-            turn.rewards.pop(name, None)
-            if value is not None:
-                turn.rewards[name] = weight * value
-        sums.append(float(sum(value for value in numbers if value is not None)))
-    return sums
+def _of_turns(name: str, weight: float, values: Any, episode: Episode) -> float:
+    """Stores a term's weighted values in the turns of an episode. Returns their unweighted sum."""
+    if not isinstance(values, Collection) or len(values) != len(episode.turns):
+        count = len(values) if isinstance(values, Collection) else _repr(values)
+        raise ValueError(
+            f"reward term {name!r} gave {count} values for the {len(episode.turns)} turns of attempt {episode.sample} at "
+            f"question {episode.example.id!r}: it must give one for each, or None for a turn that it does not judge"
+        )
+    numbers = [None if value is None else _number(name, value, episode) for value in values]
+    for turn, value in zip(episode.turns, numbers):
+        turn.rewards.pop(name, None)
+        if value is not None:
+            turn.rewards[name] = weight * value
+    return float(sum(value for value in numbers if value is not None))
 
 
 def judged(name: str, episodes: Sequence[Episode]) -> list[Episode]:

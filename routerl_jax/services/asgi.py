@@ -1,22 +1,52 @@
-"""Common parts of this package's HTTP servers: errors, JSON, disconnected clients, tokens, other sites' pages, uvicorn."""
+"""What this package's HTTP servers share: the application around their routes, errors, disconnected clients, JSON, who may
+ask (a token, or else no page of another site), and uvicorn.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
 import hmac
 import pathlib
 import socket
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
+from absl import logging
+
+from routerl_jax.core.config import Count, Range, checked
 from routerl_jax.core.packages import needs
 
 if TYPE_CHECKING:
+    from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.routing import BaseRoute
+    from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
+T = TypeVar("T")
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")  # names of this machine that no other machine can have
+_OPEN = frozenset({"/", "/healthz", "/readyz"})  # paths that need no token
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Address:
+    """Where a server listens, and whom it answers.
+
+    Attributes:
+      host, port: address to listen at. 0.0.0.0 means all interfaces; set a token then.
+      token_file: file with the token that clients must give (`Authorization: Bearer`, the API key of OpenAI's clients); "" for
+        none.
+      shutdown_seconds: seconds that requests may still take after SIGTERM.
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Range(least=0, most=65_535)] = 8000
+    token_file: str = ""
+    shutdown_seconds: Count = 30
 
 
 class Refusal(Exception):
@@ -35,6 +65,81 @@ class Refusal(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON of the reply."""
         return {"error": {"type": self.kind, "message": str(self)}}
+
+
+# --- the application ---
+
+
+def application(
+    routes: Sequence[BaseRoute],
+    lifespan: Lifespan[Starlette],
+    *,
+    token: str = "",
+    hosts: Collection[str] = LOOPBACK,
+    busy: Callable[[], str] | None = None,
+    hint: str = "",
+    write: Callable[[Refusal], Any] = Refusal.body,
+) -> Starlette:
+    """The application of a server. Endpoints raise Refusal, which becomes the reply.
+
+    Args:
+      token: required of every client. With "", for none, pages of other sites are refused (`SameSite`).
+      hosts: names under which the server may be asked without a token; "*" for any.
+      busy: gives the reason why no further request should be sent to this server, "" if there is none. With it there are
+        /healthz (the server is alive) and /readyz.
+      hint: what can be asked, for requests to an unknown path.
+      write: makes the JSON of a refusal.
+    """
+    with needs("serving", "serve"):
+        from starlette.applications import Starlette
+        from starlette.middleware import Middleware
+        from starlette.routing import Route
+
+    def reply(refusal: Refusal) -> Response:
+        return json_reply(write(refusal), refusal.status, refusal.headers)
+
+    async def refused(request: Request, error: Any) -> Response:
+        return reply(error)
+
+    async def unknown_path(request: Request, error: Exception) -> Response:
+        return reply(Refusal(404, "unknown_path", f"there is nothing at {request.url.path}{hint and f'; {hint}'}"))
+
+    async def wrong_method(request: Request, error: Exception) -> Response:
+        headers = dict(getattr(error, "headers", None) or {})
+        allowed = headers.get("Allow", "another method")
+        message = f"{request.url.path} does not take {request.method}; it takes {allowed}"
+        return reply(Refusal(405, "wrong_method", message, headers))
+
+    async def alive(request: Request) -> Response:
+        return json_reply({"status": "alive"})
+
+    async def ready(request: Request) -> Response:
+        reason = busy() if busy else ""
+        return json_reply({"status": reason or "ready"}, 503 if reason else 200)
+
+    guard = Middleware(TokenCheck, token=token, write=write)
+    if not token:
+        guard = Middleware(SameSite, hosts=hosts, write=write)
+    return Starlette(
+        routes=[*([Route("/healthz", alive), Route("/readyz", ready)] if busy else ()), *routes],
+        middleware=[guard],
+        exception_handlers={Refusal: refused, 404: unknown_path, 405: wrong_method},
+        lifespan=lifespan,
+    )
+
+
+@contextlib.contextmanager
+def refusing(request: Request) -> Iterator[None]:
+    """Whatever goes wrong in the block becomes a Refusal."""
+    try:
+        yield
+    except Refusal:
+        raise
+    except asyncio.CancelledError as error:  # by uvicorn, after its `timeout_graceful_shutdown`
+        raise Refusal(503, "shutting_down", "the server is shutting down", {"Retry-After": "1"}) from error
+    except Exception as error:  # a bug in this server, which continues to serve
+        logging.exception("request to %s failed", request.url.path)
+        raise Refusal(500, "internal", f"{type(error).__name__}: {error}") from error
 
 
 async def read_json(request: Request, most: int) -> Any:
@@ -62,10 +167,43 @@ def client_gone() -> Refusal:
     return Refusal(499, "client_gone", "the client closed the connection")
 
 
-async def disconnected(request: Request) -> None:
-    """Returns when the client has gone. The request's body must have been read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+async def while_connected(work: Awaitable[T], request: Request, seconds: float | None = None) -> T:
+    """The result of `work`. It is cancelled when the client has gone or the seconds are over.
+
+    The request's body must have been read.
+
+    Raises:
+      Refusal: 499 or 504, and whatever `work` raises.
+    """
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise client_gone() if gone.done() else Refusal(504, "timeout", f"no result within {seconds:g} s")
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def each_while_connected(pieces: AsyncIterator[T], request: Request) -> AsyncIterator[T]:
+    """The pieces of a reply, until the client has gone. Then the iteration ends, so that what makes them can stop.
+
+    Raises:
+      Refusal: the client has gone, and whatever the pieces raise.
+    """
+    try:
+        while (piece := await while_connected(anext(pieces, None), request)) is not None:
+            yield piece
+    finally:
+        await pieces.aclose()  # type: ignore[attr-defined]
 
 
 def json_bytes(value: Any) -> bytes:
@@ -77,36 +215,27 @@ def json_bytes(value: Any) -> bytes:
 
 def json_reply(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A reply with this value as JSON."""
-    return raw_reply(json_bytes(body), status, headers)
-
-
-def raw_reply(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A reply with a body that is JSON already."""
     from starlette.responses import Response
 
-    return Response(body, status, headers=dict(headers or {}), media_type="application/json")
+    return Response(json_bytes(body), status, headers=dict(headers or {}), media_type="application/json")
+
+
+# --- who may ask ---
 
 
 class TokenCheck:
-    """Middleware that admits requests with the token, and all requests to some paths.
+    """Middleware that admits requests with the token, and all requests to the paths of health and of the first page.
 
     Args:
       token: the token that clients send as `Authorization: Bearer TOKEN`.
-      unguarded: paths that need no token.
       write: makes the JSON of a refusal.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        token: str,
-        unguarded: frozenset[str],
-        write: Callable[[Refusal], Any] = Refusal.body,
-    ) -> None:
-        self.app, self._expected, self._unguarded, self._write = app, f"Bearer {token}".encode(), unguarded, write
+    def __init__(self, app: ASGIApp, token: str, write: Callable[[Refusal], Any]) -> None:
+        self.app, self._expected, self._write = app, f"Bearer {token}".encode(), write
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in self._unguarded:
+        if scope["type"] == "http" and scope["path"] not in _OPEN:
             authorization = next((value for key, value in scope["headers"] if key == b"authorization"), b"")
             if not hmac.compare_digest(authorization, self._expected):
                 message = "this server wants a token: Authorization: Bearer TOKEN"
@@ -178,35 +307,33 @@ def read_token(path: str) -> str:
     return token
 
 
-def run_server(
-    app: ASGIApp, host: str, port: int, greeting: Callable[[str], str], *, shutdown_seconds: int = 30
-) -> None:
+# --- running it ---
+
+
+def run_server(app: ASGIApp, address: Address, greeting: Callable[[str], str]) -> None:
     """Serves an application in this process until SIGTERM or SIGINT, and then finishes the requests in flight.
 
     Args:
-      port: the port; 0 takes a free one.
+      address: port 0 takes a free one.
       greeting: makes the text that is printed at the start from the server's URL.
-      shutdown_seconds: seconds that requests in flight may take at the end.
 
     Raises:
       ValueError: the port is taken, or a package is missing.
     """
     with needs("serving", "serve"):
         import uvicorn
-    listener = listen(host, port)
+    host, listener = address.host, listen(address.host, address.port)
     name = "127.0.0.1" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
     print(greeting(f"http://{name}:{listener.getsockname()[1]}"), flush=True)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            timeout_graceful_shutdown=shutdown_seconds,
-            timeout_keep_alive=75,
-        )
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=address.shutdown_seconds,
+        timeout_keep_alive=75,
     )
     with listener:
-        server.run(sockets=[listener])
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def check_port(host: str, port: int) -> None:

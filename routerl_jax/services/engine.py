@@ -16,8 +16,8 @@ from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Message
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.loop import EngineLoop
+from routerl_jax.engine.policy import Generated
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.engine.streams import Generated
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.lora import merged

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import dataclasses
 import math
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
 from absl import logging
 
+from routerl_jax.core.background import in_thread, shared_loop
 from routerl_jax.core.progress import waiting
 from routerl_jax.core.time_limit import seconds_left, time_limit
 from routerl_jax.core.types import Episode, Message, Verdict, VerdictKind
@@ -184,24 +182,20 @@ class _Bounded:
         self._model = model
 
     def complete(self, conversations: Sequence[Sequence[Message]], **options: Any) -> list[Completion]:
-        future: Future[list[Completion]] = Future()
         context = contextvars.copy_context()  # the time limit holds in the thread, too
 
-        def work() -> None:
+        def work() -> list[Completion]:
             try:
-                replies = context.run(self._model.complete, conversations, **options)
+                replies = list(context.run(self._model.complete, conversations, **options))
                 if len(replies) != len(conversations):
                     raise ValueError(f"{self.name} gave {len(replies)} replies to {len(conversations)} conversations")
-                result = list(replies)
+                return replies
             except Exception as error:
-                result = _failed(f"{type(error).__name__}: {error}", conversations)
-            with contextlib.suppress(Exception):
-                future.set_result(result)
+                return _failed(f"{type(error).__name__}: {error}", conversations)
 
-        threading.Thread(target=work, daemon=True, name="judge").start()
         seconds = seconds_left(math.inf)
         try:
-            return future.result(None if seconds == math.inf else seconds + _GRACE)
+            return shared_loop().run(in_thread(work, "judge"), None if seconds == math.inf else seconds + _GRACE)
         except TimeoutError:
             return _failed(f"{self.name}: no reply within {seconds:.3g} s", conversations)
 

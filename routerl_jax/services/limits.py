@@ -56,9 +56,8 @@ class LocalRateLimiter(RateLimiter):
     def __init__(self, rate: float, burst: float = 1) -> None:
         _check(rate, burst)
         self.rate, self.burst = float(rate), float(burst)
-        self._buckets: dict[
-            str, tuple[float, float]
-        ] = {}  # key -> tokens (below zero: reserved), time of the last change
+        # key -> tokens (below zero: reserved), time of the last change
+        self._buckets: dict[str, tuple[float, float]] = {}
         self._lock = threading.Lock()
 
     def reserve(self, key: str, n: float = 1, timeout: float | None = None) -> float | None:
@@ -72,15 +71,12 @@ class LocalRateLimiter(RateLimiter):
                 return None
             self._buckets[key] = (tokens, now)
             if len(self._buckets) > _MANY_KEYS:
-                self._forget_full(now)
+                self._buckets = {
+                    key: (tokens, then)
+                    for key, (tokens, then) in self._buckets.items()
+                    if tokens + (now - then) * self.rate < self.burst
+                }
             return wait
-
-    def _forget_full(self, now: float) -> None:
-        self._buckets = {
-            key: (tokens, then)
-            for key, (tokens, then) in self._buckets.items()
-            if tokens + (now - then) * self.rate < self.burst
-        }
 
 
 # KEYS[1]: bucket; ARGV: rate, burst, n, longest wait (-1: any). Returns microseconds to wait, or -1 if that is too long.

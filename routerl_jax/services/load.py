@@ -190,21 +190,11 @@ class MeteredModel:
         self.name, self.settings = model.name, model.settings
         self._model, self._price, self._budget, self._tokens = model, price, budget, tokens
 
-    def complete(
-        self,
-        conversations: Sequence[Sequence[Message]],
-        *,
-        max_tokens: int = 1024,
-        temperature: float = 0.0,
-        schema: Mapping[str, Any] | None = None,
-        sample: int = 0,
-        **more: Any,
-    ) -> list[Completion]:
+    def complete(self, conversations: Sequence[Sequence[Message]], **options: Any) -> list[Completion]:
         """One answer per conversation, in order, asked one after the other. A conversation that fails has `error` set."""
-        options: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature, "schema": schema}
-        return [self._complete_one(conversation, **options, sample=sample, **more) for conversation in conversations]
+        return [self._complete_one(conversation, **options) for conversation in conversations]
 
-    def _complete_one(self, conversation: Sequence[Message], *, max_tokens: int, **options: Any) -> Completion:
+    def _complete_one(self, conversation: Sequence[Message], *, max_tokens: int = 1024, **options: Any) -> Completion:
         prompt_tokens = sum(
             len(message.content) // _LETTERS + _PICTURE * len(message.images) + 8 for message in conversation
         )

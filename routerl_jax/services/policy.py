@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Failure, StopReason, Usage
-from routerl_jax.engine.policy import Endpoint, TurnFailed
+from routerl_jax.engine.policy import DoesNotFit, Endpoint, Generated, PromptTooLong, Stream, TurnFailed
 from routerl_jax.engine.sampling import GREEDY, Sampling
-from routerl_jax.engine.streams import DoesNotFit, Generated, PromptTooLong, Stream
 from routerl_jax.models.images import ImageProcessor, ImageSource
 from routerl_jax.services import faults
 from routerl_jax.services.base import Completion

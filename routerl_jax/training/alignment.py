@@ -20,8 +20,8 @@ from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
 from routerl_jax.data.atlas.sight import FIGURES, sheet_of_figures
+from routerl_jax.learning.learner import optimizer_shardings
 from routerl_jax.learning.optimizer import OptimizerConfig
-from routerl_jax.learning.programs import optimizer_shardings
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.patches import VisionInputs, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel
@@ -53,6 +53,21 @@ _SHEETS_NAMED: Registry[Sheets] = Registry("kind of sheets")
 def sheets_named(name: str) -> Sheets:
     """The sheets of a dotted path `package.module:name`; "": sheets of figures. Raises ValueError if there are none."""
     return _SHEETS_NAMED.get(name) if name else SHEETS_OF_FIGURES
+
+
+def align(model: Decoder, updates: int, seed: int, sheets: Sheets, workdir: pathlib.Path, resume: bool) -> bool:
+    """Aligns the tower of a run's policy (config.warm_start.align), or reads the one that an earlier session has kept.
+
+    Returns:
+      Whether it was aligned now, and is to be kept (`keep_tower`).
+    """
+    if not updates:
+        return False
+    if multihost.exchange(resume and (workdir / ALIGNED).is_file())[0]:
+        read_tower(model, workdir / ALIGNED)
+        return False
+    align_tower(model, updates, seed, sheets)
+    return True
 
 
 def keep_tower(model: Decoder, path: pathlib.Path) -> None:
@@ -152,7 +167,7 @@ def drawn_sheets(
     rng = np.random.default_rng(seed)
     drawn = [sheets.draw(rng) for _ in range(_SHEETS)]
     images = [model.image_processor(picture) for picture, _ in drawn]
-    inputs = concatenate(images, [sum(len(image.patches) for image in images)])
+    inputs = concatenate(images)
     labels = np.array([[sign in on for sign in sheets.signs] for _, signs in drawn for on in signs])
     slots = jnp.asarray(inputs.slots[inputs.slots >= 0])
     if len(labels) != len(slots):

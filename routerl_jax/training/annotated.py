@@ -1,5 +1,7 @@
 """Demonstrations from questions, with real searches in the run's knowledge bases. No teacher model writes them.
 
+`worked_questions` makes as many as a run needs, in one of two manners.
+
 `worked_examples` need gold passages. The data set says which passages hold a question's answer (HotpotQA, 2WikiMultihopQA,
 MuSiQue, and rows of your own with `supporting` or a `path`). The queries follow from that, and the run's own retriever answers
 them. The knowledge base of each search is drawn at random, as in Atlas's demonstrations, but questions whose passages it does
@@ -12,25 +14,103 @@ not find are left out: they teach where to look, too.
 from __future__ import annotations
 
 import dataclasses
+import math
+import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from routerl_jax.agents.agent import SearchTool
+from routerl_jax.agents.agent import Agent, Pieces, SearchTool
 from routerl_jax.agents.calls import calls_of_all
 from routerl_jax.agents.conversation import Request
 from routerl_jax.core.background import run_coroutine
+from routerl_jax.core.progress import Bar
 from routerl_jax.core.text import folded, states
 from routerl_jax.core.types import Call, Demonstration, DemonstrationStep, Example, Passage
 from routerl_jax.data.gold_paths import GoldHop, gold_passages, gold_path, known_path, sub_questions, without_aside
+from routerl_jax.parallel import multihost
 from routerl_jax.rewards.metrics import NORMALIZERS
 from routerl_jax.rewards.retrieval import telling
+from routerl_jax.training.config import TrainConfig
+from routerl_jax.training.knowledge import open_knowledge
+from routerl_jax.training.setup import open_examples
 
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'(])")
+_PORTION = 1024  # questions that are searched for before it is seen whether they are enough
 _BATCH = 256  # searches at a time
 _LONGEST = 40  # words of evidence that a thought quotes
+
+
+def worked_questions(
+    config: TrainConfig, agent: Agent, needed: int, workdir: pathlib.Path | None
+) -> tuple[list[tuple[Example, Pieces]], str]:
+    """Demonstrations made from training questions by searches in the run's knowledge bases, and a text with their number.
+
+    Annotated: of those whose gold passages are found, at least as many as are needed, drawn at random, or all if there are
+    fewer. Drawn: at least as many as are needed, of all questions equally often. They are searched for in portions.
+
+    Raises:
+      ValueError: no question has gold passages, or no drawn search shows an answer.
+    """
+    drawn, name = config.warm_start.demonstrations == "drawn", config.data.train
+    source = open_examples(name, config.data.train_range, "config.data.train")
+    rng = np.random.default_rng([4, config.seed])
+    rounds = math.ceil(needed / len(source)) if drawn else 1
+    order = np.concatenate([rng.permutation(len(source)) for _ in range(rounds)])
+    tools = open_knowledge(config, workdir, progress=multihost.is_main())
+    most, limits = config.agent.max_searches, {"k": config.agent.k, "timeout": config.rollout.tool_timeout}
+    looked, searches, found, worked = 0, 0, 0, list[tuple[Example, Pieces]]()
+    annotated = False
+    with Bar(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
+        for start in range(0, len(order), _PORTION):
+            examples = [source[int(i)] for i in np.sort(order[start : start + _PORTION])]
+            options: dict[str, Any] = limits | {"seed": config.seed + start}
+            before = len(worked)
+            looked += len(examples)
+            if drawn:
+                options["normalizer"] = config.evaluation.normalizer
+                unread = []
+                for one in drawn_examples(examples, tools, max_searches=most, **options):
+                    pieces = agent.pieces(one.demonstration)
+                    written = [i for i, (_, learnt) in enumerate(pieces) if learnt]
+                    end = None if one.found else written[len(one.demonstration.steps) - 1] + 1
+                    worked.append((one.demonstration.example, pieces[:end]))
+                    if not one.found:
+                        unread.append(one.demonstration.example)
+                searches += len(worked) - before
+                for reading in reading_examples(unread, tools, **options):
+                    pieces = agent.pieces(reading)
+                    answer = max(i for i, (_, learnt) in enumerate(pieces) if learnt)
+                    worked.append((reading.example, [(text, i == answer) for i, (text, _) in enumerate(pieces)]))
+                found += len(worked) - before - len(unread)
+            else:
+                annotated = annotated or any(map(named_passages, examples))
+                for one in worked_examples(examples, tools, max_searches=most, **options):
+                    worked.append((one.example, agent.pieces(one)))
+            bar.update(len(worked) - before)
+            if len(worked) >= needed:
+                break
+    if drawn and not found:
+        raise ValueError(
+            f"config.warm_start.demonstrations='drawn': no search for the {looked} questions drawn from config.data.train="
+            f"{name!r} shows an answer, so nothing would teach reading; launch.check_data --knowledge says why"
+        )
+    if drawn:
+        return (
+            worked,
+            f"{len(worked)} demonstrations, {searches} with searches to learn and {found} with an answer to read",
+        )
+    if not annotated:
+        raise ValueError(
+            f"config.warm_start.demonstrations='annotated': no question of config.data.train={name!r} has gold passages "
+            "('supporting' or 'path', docs/data.md); give questions that do, or other demonstrations"
+        )
+    return (
+        worked,
+        f"of {looked} questions of config.data.train {len(worked)} have gold passages that config.knowledge finds",
+    )
 
 
 @dataclasses.dataclass
@@ -84,7 +164,17 @@ def worked_examples(
         queries = [(str(rng.choice(list(tools))), *_next_query(draft)) for draft in open_ones]
         calls = _search([Request(tool, query, k) for tool, query, _ in queries], tools, timeout)
         for draft, (_, _, purpose), call in zip(open_ones, queries, calls, strict=True):
-            _add_search(draft, purpose, call)
+            gold = [passage for passage in call.passages if passage.id in draft.missing]
+            thought = f"{draft.thought} {purpose}".strip()
+            draft.steps.append(
+                DemonstrationStep(thought=thought, query=call.query, tool=call.tool, passages=call.passages)
+            )
+            draft.lost = not gold
+            for passage in gold:
+                del draft.missing[passage.id]
+            draft.context += "".join(f"\n{passage.title}\n{passage.text}" for passage in call.passages)
+            wanted = [*draft.example.answers, *draft.missing.values()]
+            draft.thought = " ".join(_evidence(passage, wanted) for passage in gold)
     return [
         Demonstration(
             example=draft.example,
@@ -253,18 +343,6 @@ def _search(requests: Sequence[Request], tools: Mapping[str, SearchTool], timeou
 def _mention(name: str) -> re.Pattern[str]:
     """A name as whole words, in any case."""
     return re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
-
-
-def _add_search(draft: _Draft, purpose: str, call: Call) -> None:
-    """Adds a search to the draft, with its passages and their evidence."""
-    gold = [passage for passage in call.passages if passage.id in draft.missing]
-    thought = f"{draft.thought} {purpose}".strip()
-    draft.steps.append(DemonstrationStep(thought=thought, query=call.query, tool=call.tool, passages=call.passages))
-    draft.lost = not gold
-    for passage in gold:
-        del draft.missing[passage.id]
-    draft.context += "".join(f"\n{passage.title}\n{passage.text}" for passage in call.passages)
-    draft.thought = " ".join(_evidence(passage, [*draft.example.answers, *draft.missing.values()]) for passage in gold)
 
 
 def _evidence(passage: Passage, wanted: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from routerl_jax.core.config import Count, Seed, checked, from_config_dict, naming, override, unknown_key
 from routerl_jax.core.registry import import_extension
 from routerl_jax.learning.advantages import advantage_named
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.services.config import JudgeConfig, PolicyModelConfig
@@ -192,7 +192,12 @@ class TrainConfig:
         for module in self.imports:
             import_extension(module, "config.imports")
         self._check_passes()
-        self._check_sections()
+        self._check_models()
+        if self.kind == "sft":
+            self._check_supervised()
+        else:
+            self._check_reinforced()
+        self._check_learning()
         self._check_watch()
         self._check_controls()
         self._check_names()
@@ -201,106 +206,87 @@ class TrainConfig:
         for name in self.stages:
             self.in_stage(name)
 
-    def _check_sections(self) -> None:
-        """Checks that the sections fit each other."""
-        for fine, message in (*self._model_checks(), *self._kind_checks(), *self._learning_checks()):
-            if not fine:
-                raise ValueError(message)
-
-    def _model_checks(self) -> Checks:
+    def _check_models(self) -> None:
         """Checks the settings of the models: the policy or its chat model, and the judge."""
-        return [
-            (
-                bool(self.model.path) or bool(self.model.architecture),
-                "config.model.path is empty: give it, or an architecture",
-            ),
-            (
-                not self.model.sight or bool(self.model.path),
-                "config.model.sight is for a policy whose language is learnt: give config.model.path",
-            ),
-            (
-                not self.model.lora.rank or self.learner.optimizer.kind == "adamw",
+        if not (self.model.path or self.model.architecture):
+            raise ValueError("config.model.path is empty: give it, or an architecture")
+        if self.model.sight and not self.model.path:
+            raise ValueError("config.model.sight is for a policy whose language is learnt: give config.model.path")
+        if self.model.lora.rank and self.learner.optimizer.kind != "adamw":
+            raise ValueError(
                 "config.learner.optimizer.kind='muon' works on the layers' matrices, which config.model.lora freezes; use "
-                "'adamw'",
-            ),
-            (
-                not self.chat_model.model or self.agent.instruct,
-                f"config.chat_model.model={self.chat_model.model!r} has to be told how to work: set config.agent.instruct=True",
-            ),
-            (
-                not self.evaluation.judge or bool(self.judge.model),
-                "config.evaluation.judge is on, and config.judge.model is empty: name the language model that judges",
-            ),
-        ]
+                "'adamw'"
+            )
+        if self.chat_model.model and not self.agent.instruct:
+            raise ValueError(
+                f"config.chat_model.model={self.chat_model.model!r} has to be told how to work: set config.agent.instruct=True"
+            )
+        if self.evaluation.judge and not self.judge.model:
+            raise ValueError(
+                "config.evaluation.judge is on, and config.judge.model is empty: name the language model that judges"
+            )
 
-    def _kind_checks(self) -> Checks:
-        """Checks that a run has the settings that its kind needs, and none that its kind ignores."""
-        if self.kind == "sft":
-            return [
-                (
-                    not self.warm_start.steps,
-                    "config.warm_start.steps comes before reinforcement learning; a run of kind 'sft' has config.steps",
-                ),
-                (
-                    not self.mesh.engine,
-                    f"config.mesh.engine={self.mesh.engine}: a run of kind 'sft' generates nothing; set it to 0",
-                ),
-                (
-                    not self.warm_start.train_frozen,
-                    "config.warm_start.train_frozen is for the phase before reinforcement learning: in a run of kind 'sft', "
-                    "leave config.model.freeze empty instead",
-                ),
-            ]
-        return [
-            (bool(self.knowledge), "config.knowledge is empty: name at least one knowledge base"),
-            *refill_checks(self.rollout, self.learner, self.data),
-            *ahead_checks(self.rollout, self.learner, self.mesh),
-            *partial_checks(self.rollout, self.learner, self.checkpoint),
-            *quantized_checks(self.engine, self.learner),
-            (
-                any(stage.start == 0 and not stage.after for stage in self.stages.values()),
-                "config.stages: no stage starts at step 0",
-            ),
-        ]
+    def _check_supervised(self) -> None:
+        """Checks that a supervised run has no settings that it would ignore."""
+        if self.warm_start.steps:
+            raise ValueError(
+                "config.warm_start.steps comes before reinforcement learning; a run of kind 'sft' has config.steps"
+            )
+        if self.mesh.engine:
+            raise ValueError(
+                f"config.mesh.engine={self.mesh.engine}: a run of kind 'sft' generates nothing; set it to 0"
+            )
+        if self.warm_start.train_frozen:
+            raise ValueError(
+                "config.warm_start.train_frozen is for the phase before reinforcement learning: in a run of kind 'sft', leave "
+                "config.model.freeze empty instead"
+            )
 
-    def _learning_checks(self) -> Checks:
-        """Whether stages, rollouts and learner fit each other."""
-        buckets, advantage = self.learner.length_buckets, self.learner.advantage
-        grouped = advantage_named(advantage).grouped
-        return [
-            (
-                len({stage.after or stage.start for stage in self.stages.values()}) == len(self.stages),
-                "config.stages: two stages start at the same step, so one of them would never be",
-            ),
-            (
-                self.learner.minibatches <= self.rollout.examples * self.rollout.samples,
-                "config.learner.minibatches exceeds the episodes of a step (rollout.examples * rollout.samples)",
-            ),
-            (
-                self.rollout.deterministic or not self.rollout.forks,
-                f"config.rollout.forks={self.rollout.forks} with config.rollout.deterministic=False: a forked attempt replays "
-                "what was done in a fixed order; leave deterministic on",
-            ),
-            (
-                credit_named(self.learner.credit).forked == (self.rollout.forks > 0),
-                f"config.learner.credit={self.learner.credit!r} and config.rollout.forks={self.rollout.forks}: attempts are "
-                "forked for credit='counterfactual', which takes forks of at least 1, and for nothing else",
-            ),
-            (
-                not (self.learner.loss.kl_coef and self.learner.reward_kl_coef),
-                "config.learner.loss.kl_coef and config.learner.reward_kl_coef are both set; use one",
-            ),
-            (
-                self.kind == "sft" or self.rollout.samples > 1 or self.rollout.forks > 0 or not grouped,
+    def _check_reinforced(self) -> None:
+        """Checks that a run of reinforcement learning has what it needs, and what only some runs use."""
+        if not self.knowledge:
+            raise ValueError("config.knowledge is empty: name at least one knowledge base")
+        if self.rollout.refill:
+            _check_refill(self)
+        if self.rollout.ahead or self.rollout.partial or self.mesh.engine:
+            _check_asynchronous(self)
+        if self.engine.weight_qtype or self.engine.cache_qtype:
+            _check_quantized(self)
+        if not any(stage.start == 0 and not stage.after for stage in self.stages.values()):
+            raise ValueError("config.stages: no stage starts at step 0")
+
+    def _check_learning(self) -> None:
+        """Checks that stages, rollouts and learner fit each other."""
+        rollout, learner, advantage = self.rollout, self.learner, self.learner.advantage
+        if len({stage.after or stage.start for stage in self.stages.values()}) < len(self.stages):
+            raise ValueError("config.stages: two stages start at the same step, so one of them would never be")
+        if learner.minibatches > rollout.examples * rollout.samples:
+            raise ValueError(
+                "config.learner.minibatches exceeds the episodes of a step (rollout.examples * rollout.samples)"
+            )
+        if rollout.forks and not rollout.deterministic:
+            raise ValueError(
+                f"config.rollout.forks={rollout.forks} with config.rollout.deterministic=False: a forked attempt replays what "
+                "was done in a fixed order; leave deterministic on"
+            )
+        if credit_named(learner.credit).forked != (rollout.forks > 0):
+            raise ValueError(
+                f"config.learner.credit={learner.credit!r} and config.rollout.forks={rollout.forks}: attempts are forked for "
+                "credit='counterfactual', which takes forks of at least 1, and for nothing else"
+            )
+        if learner.loss.kl_coef and learner.reward_kl_coef:
+            raise ValueError("config.learner.loss.kl_coef and config.learner.reward_kl_coef are both set; use one")
+        alone = rollout.samples == 1 and not rollout.forks
+        if self.kind == "rl" and alone and advantage_named(advantage).grouped:
+            raise ValueError(
                 f"config.learner.advantage={advantage!r} compares attempts: set config.rollout.samples above 1"
-                + (" (or let it say that it compares none: @advantage(grouped=False))" if ":" in advantage else ""),
-            ),
-            (
-                not buckets or max(buckets) >= self.engine.max_length,
-                f"config.learner.length_buckets={buckets} end below config.engine.max_length={self.engine.max_length}: add a "
-                "bucket of that length",
-            ),
-        ]
+                + (" (or let it say that it compares none: @advantage(grouped=False))" if ":" in advantage else "")
+            )
+        if learner.length_buckets and max(learner.length_buckets) < self.engine.max_length:
+            raise ValueError(
+                f"config.learner.length_buckets={learner.length_buckets} end below config.engine.max_length="
+                f"{self.engine.max_length}: add a bucket of that length"
+            )
 
     def _check_passes(self) -> None:
         """Checks that a run whose length is given in passes has no other length, and that a supervised run has no stages."""
@@ -370,8 +356,8 @@ class TrainConfig:
             if self.learner.optimizer.schedule != "constant" and self._has_updates_of_its_own(control.without):
                 raise ValueError(
                     f"config.controls.{name}: the stage {control.without!r} and {self.neighbour(control.without)!r}, which has "
-                    "its steps in the control, do not share a schedule (a restart lies between them, or they have other "
-                    "minibatches), so it would be longer or shorter than in the main run; take "
+                    "its steps in the control, do not share a schedule (a restart lies between them, or they make other "
+                    "numbers of updates a step), so it would be longer or shorter than in the main run; take "
                     "config.learner.optimizer.schedule='constant'"
                 )
 
@@ -407,8 +393,8 @@ class TrainConfig:
     def _has_updates_of_its_own(self, name: str) -> bool:
         """Whether a schedule would span another number of updates if a stage's neighbour replaced it."""
         pair = sorted((name, self.neighbour(name)), key=lambda stage: self.stages[stage].start)
-        minibatches = [self.in_stage(stage).learner.minibatches for stage in pair]
-        return self.stages[pair[1]].restart or minibatches[0] != minibatches[1]
+        updates = [self.in_stage(stage).learner.updates for stage in pair]
+        return self.stages[pair[1]].restart or updates[0] != updates[1]
 
     def _check_names(self) -> None:
         """Checks that all entries of results.json have different names."""
@@ -461,88 +447,77 @@ def kept_config(kept: Any) -> TrainConfig:
     return from_config_dict(TrainConfig, kept)
 
 
-Checks = list[tuple[bool, str]]  # whether all is fine, and the error if not
-
-
-def refill_checks(rollout: RolloutConfig, learner: LearnerConfig, data: DataConfig) -> Checks:
-    """Whether groups without signal can be replaced (config.rollout.refill)."""
-    if not rollout.refill:
-        return []
-    start = f"config.rollout.refill={rollout.refill} replaces groups whose rewards are all equal, and "
-    grouped, whole = advantage_named(learner.advantage).grouped, credit_named(learner.credit).whole
-    return [
-        (grouped, f"{start}config.learner.advantage={learner.advantage!r} learns from them: set refill to 0"),
-        (learner.drop_no_signal, f"{start}config.learner.drop_no_signal=False keeps them: set one of both back"),
-        (whole, f"{start}with config.learner.credit={learner.credit!r} they may teach: take 'episode', or refill=0"),
-        (
-            not learner.reward_kl_coef,
+def _check_refill(config: TrainConfig) -> None:
+    """Checks that groups without signal can be replaced (config.rollout.refill)."""
+    learner = config.learner
+    start = f"config.rollout.refill={config.rollout.refill} replaces groups whose rewards are all equal, and "
+    if not advantage_named(learner.advantage).grouped:
+        raise ValueError(f"{start}config.learner.advantage={learner.advantage!r} learns from them: set refill to 0")
+    if not learner.drop_no_signal:
+        raise ValueError(f"{start}config.learner.drop_no_signal=False keeps them: set one of both back")
+    if not credit_named(learner.credit).whole:
+        raise ValueError(
+            f"{start}with config.learner.credit={learner.credit!r} they may teach: take 'episode', or refill=0"
+        )
+    if learner.reward_kl_coef:
+        raise ValueError(
             f"{start}with config.learner.reward_kl_coef={learner.reward_kl_coef} they teach all the same: take a KL in the "
-            "loss, or refill=0",
-        ),
-        (
-            not data.epochs,
-            f"{start}config.data.epochs={data.epochs} counts steps that draw rollout.examples questions each: give "
-            "config.steps instead",
-        ),
-    ]
+            "loss, or refill=0"
+        )
+    if config.data.epochs:
+        raise ValueError(
+            f"{start}config.data.epochs={config.data.epochs} counts steps that draw rollout.examples questions each: give "
+            "config.steps instead"
+        )
 
 
-def ahead_checks(rollout: RolloutConfig, learner: LearnerConfig, mesh: MeshConfig) -> Checks:
-    """Whether rollouts can be ahead of the updates, and the engine on devices of its own."""
-    return [
-        (
-            not mesh.engine or rollout.ahead > 0,
-            f"config.mesh.engine={mesh.engine} with config.rollout.ahead=0: engine and learner would wait for each other; set "
-            "config.rollout.ahead=1",
-        ),
-        (not rollout.ahead or _corrects(learner), f"config.rollout.ahead=1 {_UNCORRECTED}"),
-    ]
-
-
-def partial_checks(rollout: RolloutConfig, learner: LearnerConfig, checkpoint: CheckpointConfig) -> Checks:
-    """Whether attempts may be unfinished when a step's batch is taken (config.rollout.partial)."""
+def _check_asynchronous(config: TrainConfig) -> None:
+    """Checks that rollouts can be ahead of the updates, the engine on devices of its own, and attempts unfinished when a step's
+    batch is taken (config.rollout.partial)."""
+    rollout, learner = config.rollout, config.learner
+    if config.mesh.engine and not rollout.ahead:
+        raise ValueError(
+            f"config.mesh.engine={config.mesh.engine} with config.rollout.ahead=0: engine and learner would wait for each "
+            "other; set config.rollout.ahead=1"
+        )
+    uncorrected = learner.loss.kind == "reinforce" and not learner.importance_cap
+    remedy = (
+        "with config.learner.loss.kind='reinforce': nothing corrects for the weights that sampled; set "
+        "config.learner.importance_cap, e.g. 2, or take loss.kind='clip'"
+    )
+    if rollout.ahead and uncorrected:
+        raise ValueError(f"config.rollout.ahead=1 {remedy}")
     if not rollout.partial:
-        return []
+        return
     start = f"config.rollout.partial={rollout.partial}"
-    return [
-        (
-            rollout.partial <= rollout.examples,
+    if rollout.partial > rollout.examples:
+        raise ValueError(
             f"{start} exceeds config.rollout.examples={rollout.examples}: more groups would be under way than a step learns "
-            "from, and they could not keep max_staleness; lower it",
-        ),
-        (
-            rollout.max_staleness > rollout.ahead,
+            "from, and they could not keep max_staleness; lower it"
+        )
+    if rollout.max_staleness <= rollout.ahead:
+        raise ValueError(
             f"{start} with config.rollout.max_staleness={rollout.max_staleness} and ahead={rollout.ahead}: every group would "
-            f"be waited for; raise max_staleness to {rollout.ahead + 1} or more",
-        ),
-        (
-            checkpoint.every != 1,
+            f"be waited for; raise max_staleness to {rollout.ahead + 1} or more"
+        )
+    if config.checkpoint.every == 1:
+        raise ValueError(
             f"{start} with config.checkpoint.every=1: a step before a checkpoint waits for all its groups, and so every step "
-            "would; write fewer checkpoints, or set partial to 0",
-        ),
-        (_corrects(learner), f"{start} {_UNCORRECTED}"),
-    ]
+            "would; write fewer checkpoints, or set partial to 0"
+        )
+    if uncorrected:
+        raise ValueError(f"{start} {remedy}")
 
 
-def quantized_checks(engine: EngineConfig, learner: LearnerConfig) -> Checks:
-    """Whether the learner corrects for an engine that computes with int8 (config.engine.weight_qtype, cache_qtype)."""
-    types = [f"{name}={value!r}" for name in ("weight_qtype", "cache_qtype") if (value := getattr(engine, name))]
-    if not types:
-        return []
+def _check_quantized(config: TrainConfig) -> None:
+    """Checks that the learner corrects for an engine that computes with int8 (config.engine.weight_qtype, cache_qtype)."""
+    learner, names = config.learner, ("weight_qtype", "cache_qtype")
+    types = [f"{name}={value!r}" for name in names if (value := getattr(config.engine, name))]
     start = (
         f"config.engine.{' and '.join(types)}: the sampler's probabilities are not the learner's. Set config.learner."
     )
-    if learner.loss.ratio == "sequence":  # goes with no importance_cap
-        masked = bool(learner.mask_sequence_ratio or learner.mask_mean_ratio)
-        return [(masked, f"{start}mask_mean_ratio, e.g. 1.05: with loss.ratio='sequence' it corrects")]
-    return [(learner.importance_cap > 0, f"{start}importance_cap, e.g. 2, which corrects for it token by token")]
-
-
-_UNCORRECTED = (
-    "with config.learner.loss.kind='reinforce': nothing corrects for the weights that sampled; set "
-    "config.learner.importance_cap, e.g. 2, or take loss.kind='clip'"
-)
-
-
-def _corrects(learner: LearnerConfig) -> bool:
-    return learner.loss.kind != "reinforce" or learner.importance_cap > 0
+    if learner.loss.ratio != "sequence" and not learner.importance_cap:
+        raise ValueError(f"{start}importance_cap, e.g. 2, which corrects for it token by token")
+    if learner.loss.ratio == "sequence" and not (learner.mask_sequence_ratio or learner.mask_mean_ratio):
+        # which goes with no importance_cap
+        raise ValueError(f"{start}mask_mean_ratio, e.g. 1.05: with loss.ratio='sequence' it corrects")

@@ -29,9 +29,8 @@ from routerl_jax.training.config import CalibrationConfig, TrainConfig
 from routerl_jax.training.demonstrations import check_demonstrations
 from routerl_jax.training.evaluation import check_names
 from routerl_jax.training.knowledge import shared_snapshot
-from routerl_jax.training.run import Run
+from routerl_jax.training.run import Run, started
 from routerl_jax.training.setup import build_recipe, evaluated_agent, headline
-from routerl_jax.training.sft import started
 from routerl_jax.training.stages import Stages
 
 

@@ -1,41 +1,35 @@
 """Credit assignment: from the episodes of a step to an advantage for each of their tokens.
 
 `assign` does it, with a kind of credit (`config.learner.credit`, `CREDITS`): how an episode's reward is shared among its
-tokens. Credit by turns is here, that of forked attempts in fork_credit.py. `correct` then corrects for tokens that are off the
-policy.
+tokens. Here every token gets the whole reward; finer_credit.py has credit by turns and that of forked attempts. `correct` then
+corrects for tokens that are off the policy.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from routerl_jax.core.config import Fraction, NonNegative, checked
 from routerl_jax.core.registry import Registry
-from routerl_jax.core.types import Episode, Turn
+from routerl_jax.core.types import Episode
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.learning.advantages import (
     EPISODE_MASKS,
-    Compare,
     Estimator,
     advantage_named,
     groups_without_signal,
-    judged_advantages,
     log_ratio_sums,
     outside,
     per_token,
     truncated_importance,
-    turn_advantages,
     unjudged,
     whiten,
 )
 from routerl_jax.learning.losses import Aggregation, token_weights
-from routerl_jax.training.fork_credit import ForkCreditConfig, by_forks, fork_metrics
 
 
 class CreditSettings(Protocol):
@@ -43,10 +37,6 @@ class CreditSettings(Protocol):
 
     @property
     def credit(self) -> str: ...
-    @property
-    def turn(self) -> TurnCreditConfig: ...
-    @property
-    def forks(self) -> ForkCreditConfig: ...
     @property
     def advantage(self) -> str: ...
     @property
@@ -83,10 +73,8 @@ class TokenCredit:
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-# (episodes, rewards [N], groups [N], advantage, settings) -> Shares, or their `of_tokens` alone
-Credits = Callable[
-    [Sequence[Episode], np.ndarray, np.ndarray, Estimator, CreditSettings], TokenCredit | Sequence[np.ndarray]
-]
+# (episodes, rewards [N], groups [N], advantage, config.learner) -> TokenCredit, or its `of_tokens` alone
+Credits = Callable[[Sequence[Episode], np.ndarray, np.ndarray, Estimator, Any], TokenCredit | Sequence[np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +94,14 @@ class CreditKind:
     whole: bool = False
 
 
-CREDITS: Registry[CreditKind | Credits] = Registry("kind of credit")
+# by name, or by "package.module:function"
+CREDITS: Registry[CreditKind | Credits] = Registry(
+    "kind of credit",
+    {
+        "turn": "routerl_jax.training.finer_credit:TURN",
+        "counterfactual": "routerl_jax.training.finer_credit:COUNTERFACTUAL",
+    },
+)
 
 
 def credit_named(name: str) -> CreditKind:
@@ -115,7 +110,7 @@ def credit_named(name: str) -> CreditKind:
     return kind if isinstance(kind, CreditKind) else CreditKind(function=kind)
 
 
-def _episode(
+def of_episodes(
     episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: CreditSettings
 ) -> TokenCredit:
     """Every token gets the advantage of its attempt."""
@@ -128,121 +123,8 @@ def _episode(
     )
 
 
-def _turn(
-    episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: CreditSettings
-) -> TokenCredit:
-    """A token gets the advantages of the outcome and of the rewards of its own and later turns (learning.advantages)."""
-    return TokenCredit(of_tokens=by_turns(settings.turn, episodes, rewards, groups, advantage))
-
-
-def _counterfactual(
-    episodes: Sequence[Episode], rewards: np.ndarray, groups: np.ndarray, advantage: Estimator, settings: CreditSettings
-) -> TokenCredit:
-    """The choice of a knowledge base is compared with what the other choices led to (learning.advantages)."""
-    apart = groups if settings.forks.scale == "question" else np.zeros_like(groups)
-    scale = advantage.scale(rewards, groups, apart)
-    of_tokens, reach = by_forks(settings.forks, episodes, rewards, groups, advantage, scale)
-    return TokenCredit(of_tokens=of_tokens, reach=reach, metrics=fork_metrics(episodes, rewards))
-
-
-CREDITS.register("episode")(CreditKind(function=_episode, whole=True))
-CREDITS.register("turn")(CreditKind(function=_turn))
-CREDITS.register("counterfactual")(CreditKind(function=_counterfactual, forked=True))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-@checked
-class TurnCreditConfig:
-    """Settings of credit="turn" (learning.advantages)."""
-
-    weight: NonNegative = 1.0  # weight of the turns' advantages; the outcome's has weight 1
-    discount: Fraction = 1.0  # discount of the rewards of later turns; 0: a turn gets its own rewards alone
-    # compare turns of a question at the same position, or asked the same
-    compare: Literal["position", "asked"] = "position"
-
-
-def by_turns(
-    settings: TurnCreditConfig,
-    episodes: Sequence[Episode],
-    rewards: Float[np.ndarray, " N"],
-    groups: np.ndarray,
-    advantage: Compare,
-) -> list[Float[np.ndarray, " T"]]:
-    """For each sequence of the episodes, in order, the advantage of each token, which is that of its turn.
-
-    Reward terms that judge the same turns are added, and their sums compared among these turns.
-
-    Args:
-      rewards: each episode's whole reward, [N]. The outcome is this less the rewards of its turns (`Turn.rewards`).
-      advantage: (values, groups) -> advantages.
-
-    Raises:
-      ValueError: an episode's turns don't say where all of its sampled tokens are.
-    """
-    turns = [turn for episode in episodes for turn in episode.turns]
-    of_turns = [np.sum([sum(turn.rewards.values()) for turn in episode.turns]) for episode in episodes]
-    alike: dict[tuple[bool, ...], list[str]] = {}  # the terms by the turns that they judge
-    for name in dict.fromkeys(name for turn in turns for name in turn.rewards):
-        alike.setdefault(tuple(name in turn.rewards for turn in turns), []).append(name)
-    first, *others = [
-        [np.asarray([_sum_of(turn, names) for turn in episode.turns], np.float64) for episode in episodes]
-        for names in alike.values() or [[]]
-    ]
-    compared = [_compared(episode, settings.compare) for episode in episodes]
-    turn_values = turn_advantages(
-        rewards - np.asarray(of_turns),
-        first,
-        groups,
-        compared,
-        advantage,
-        discount=settings.discount,
-        weight=settings.weight,
-    )
-    for part in others:
-        own = judged_advantages(part, groups, compared, advantage, discount=settings.discount)
-        turn_values = [value + settings.weight * of_part for value, of_part in zip(turn_values, own)]
-    return [values for episode, advantages in zip(episodes, turn_values) for values in spread(episode, advantages)]
-
-
-def _sum_of(turn: Turn, names: Sequence[str]) -> float:
-    """The sum of these terms, which judge the same turns; NaN if they don't judge this one."""
-    return sum(turn.rewards[name] for name in names) if turn.rewards.keys() & names else np.nan
-
-
-def spread(episode: Episode, advantages: Sequence[float] | np.ndarray) -> list[Float[np.ndarray, " T"]]:
-    """Spreads one number per turn over the tokens of every sequence of the episode; 0 outside of turns.
-
-    Raises:
-      ValueError: the turns don't say where all sampled tokens are.
-    """
-    result = [np.zeros(len(sequence)) for sequence in episode.sequences]
-    covered = [np.zeros(len(sequence), bool) for sequence in episode.sequences]
-    for turn, advantage in zip(episode.turns, advantages):
-        if turn.tokens:
-            at = slice(turn.start, turn.start + turn.tokens)
-            result[turn.sequence][at] = advantage
-            covered[turn.sequence][at] = True
-    if any((sequence.loss_mask & ~is_covered).any() for sequence, is_covered in zip(episode.sequences, covered)):
-        raise ValueError(
-            f"attempt {episode.sample} at question {episode.example.id!r} sampled tokens that belong to no turn; let the agent "
-            "write through Conversation.generate alone, which books where a turn's tokens are"
-        )
-    return result
-
-
-def _compared(episode: Episode, compare: str) -> list[tuple[str, int]]:
-    """The key by which each turn is compared: the agent's request, and the number of equal requests before it."""
-    if compare == "asked":
-        return [(turn.asked, 0) for turn in episode.turns]
-    before: collections.Counter[str] = collections.Counter()
-    names = []
-    for turn in episode.turns:
-        names.append((turn.asked, before[turn.asked]))
-        before[turn.asked] += 1
-    return names
-
-
-NO_ADVANTAGE = 1e-9
+CREDITS.register("episode")(CreditKind(function=of_episodes, whole=True))
+NO_ADVANTAGE = 1e-9  # what is less, in absolute value, counts as none
 
 
 class NotFinite(ValueError):
@@ -363,12 +245,16 @@ def assign(
             rewards, token_kl = rewards - settings.reward_kl_coef * divergence, None
     advantage = advantage_named(settings.advantage)
     credit = _shares(settings, episodes, rewards, groups, Estimator(settings.advantage, settings.std_floor))
-    _check_finite_tokens(credit.of_tokens, masks, owner, episodes, settings.advantage)
+    sums = np.zeros(len(episodes))
+    np.add.at(sums, owner, [float(np.sum(np.where(m, row, 0.0))) for row, m in zip(credit.of_tokens, masks)])
+    _check_finite(sums, episodes, "advantage", f"advantage ({settings.advantage})")
     metrics |= credit.metrics
     advantages = per_token(credit.of_tokens, masks, token_kl, settings.reward_kl_coef)
 
     left_out = np.zeros(len(episodes), bool)
-    for name in _masks(settings, episodes):
+    # an episode with a verdict that does not count is left out, whatever is configured
+    always = ("unjudged",) if any(map(unjudged, episodes)) else ()
+    for name in dict.fromkeys((*settings.leave_out, *always)):
         chosen = np.asarray([EPISODE_MASKS.get(name)(episode) for episode in episodes], bool)
         metrics[f"actor/left_out/{name}"] = float(chosen.mean())
         left_out |= chosen
@@ -380,11 +266,6 @@ def assign(
     # attempt, one whose tokens are trained on in another of its episodes.
     written = np.asarray([mask.any() for mask in masks], bool)
     return Credit(advantages, np.flatnonzero(~left_out[owner] & written), metrics, credit.reach)
-
-
-def _masks(settings: CreditSettings, episodes: Sequence[Episode]) -> list[str]:
-    """Names of the masks: the configured ones, and "unjudged" if an episode has a verdict that does not count."""
-    return list(dict.fromkeys([*settings.leave_out, *(["unjudged"] if any(map(unjudged, episodes)) else [])]))
 
 
 def _without_signal(
@@ -416,18 +297,6 @@ def _check_finite(values: np.ndarray, episodes: Sequence[Episode], metric: str, 
             f"the {quantity} of attempt {episode.sample} at question {episode.example.id!r} is {values[index]}, where its "
             f"rewards are {episode.rewards}: give a finite number, or an error that says why there is none",
         )
-
-
-def _check_finite_tokens(
-    values: Sequence[np.ndarray],
-    masks: Sequence[np.ndarray],
-    owner: np.ndarray,
-    episodes: Sequence[Episode],
-    advantage: str,
-) -> None:
-    worst = np.zeros(len(episodes))
-    np.add.at(worst, owner, [float(np.sum(np.where(mask, row, 0.0))) for row, mask in zip(values, masks)])
-    _check_finite(worst, episodes, "advantage", f"advantage ({advantage})")
 
 
 def attempts_of(episodes: Sequence[Episode]) -> Int[np.ndarray, " S"]:
@@ -503,17 +372,11 @@ def correct(
         factors = truncated_importance(current, [s.logprobs for s in trained], limits.importance_cap)
         for i, factor in zip(credit.keep, factors):
             advantages[i] = advantages[i] * factor
-        metrics |= _importance(
-            [factor[mask] for factor, mask, skip in zip(factors, masks, excluded) if not skip], limits.importance_cap
-        )
+        kept = [factor[mask] for factor, mask, skip in zip(factors, masks, excluded) if not skip]
+        if len(remaining := np.concatenate([np.zeros(0, np.float32), *kept])):
+            metrics["importance/mean"] = float(remaining.mean())
+            metrics["importance/capped_share"] = float((remaining >= limits.importance_cap).mean())
     return dataclasses.replace(credit, advantages=advantages, keep=credit.keep[~excluded], metrics=metrics)
-
-
-def _importance(factors: Sequence[np.ndarray], cap: float) -> dict[str, float]:
-    trained = np.concatenate([np.zeros(0, np.float32), *factors])
-    if not len(trained):
-        return {}
-    return {"importance/mean": float(trained.mean()), "importance/capped_share": float((trained >= cap).mean())}
 
 
 def with_logprobs(

@@ -1,7 +1,9 @@
-"""Demonstrations for supervised runs: Atlas's, those made from annotated questions, or good episodes from files."""
+"""Demonstrations for supervised runs, by index: Atlas's, those made from the training questions (annotated.py), golden steps,
+conversations, good episodes from files, or those of a function of your own."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -13,19 +15,18 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces, SearchTool
+from routerl_jax.agents.agent import Agent, LearnsFrom, Pieces
 from routerl_jax.agents.observation import Rendered, demonstrated, expanded_tokens
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.buckets import fetched
 from routerl_jax.core.config import naming
-from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
 from routerl_jax.core.rows import checked_path, read_rows
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Demonstration, Episode, Example, Passage, TextAndImage
+from routerl_jax.core.types import Episode, Example
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.data.atlas.demonstrations import DemonstrationSource, StepSource
-from routerl_jax.data.atlas.sight import Planned, SightSource
+from routerl_jax.data.atlas.sight import SightSource
 from routerl_jax.data.atlas.world import KNOWLEDGE_BASES
 from routerl_jax.data.rounds import read_messages
 from routerl_jax.data.trajectories import check_retrievers, golden_step
@@ -33,15 +34,13 @@ from routerl_jax.evaluation.records import episode_of
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.parallel import multihost
 from routerl_jax.rewards.terms import RewardFunction
-from routerl_jax.training.annotated import drawn_examples, named_passages, reading_examples, worked_examples
+from routerl_jax.training.annotated import worked_questions
 from routerl_jax.training.config import TrainConfig, WarmStartConfig
 from routerl_jax.training.sections import SEARCHED
-from routerl_jax.training.setup import open_examples, open_knowledge
+from routerl_jax.training.setup import open_examples
 
 _HELD_OUT_SHARE = 0.05  # share of the questions that is held out, for sources of fixed size
-_PORTION = 1024  # annotated questions that are searched for at a time
 
 
 class Worked(NamedTuple):
@@ -95,6 +94,50 @@ class Demonstrations(Protocol):
     def __len__(self) -> int: ...
 
 
+@dataclasses.dataclass(frozen=True)
+class Stream:
+    """Demonstrations that a function gives by their index; `size` is the number of different ones."""
+
+    get: Callable[[int], Worked]
+    size: int
+
+    def __getitem__(self, index: int) -> Worked:
+        return self.get(index)
+
+    def __len__(self) -> int:
+        return self.size
+
+
+def mixed(main: Demonstrations, others: Demonstrations, every: int) -> Stream:
+    """A stream whose every `every`-th demonstration, from the first on, is the next of `others`. They replace those of `main`
+    at the same indices."""
+    return Stream(lambda index: main[index] if index % every else others[index // every], len(main))
+
+
+def then(first: Demonstrations, count: int, rest: Demonstrations) -> Stream:
+    """A stream that begins with the first `count` demonstrations of another one."""
+    return Stream(lambda index: (first if index < count else rest)[index], len(rest))
+
+
+def drawn(seed: Sequence[int], draw: Callable[[np.random.Generator], Worked]) -> Stream:
+    """An endless stream of demonstrations that are drawn: each is a function of the seed and its index."""
+    return Stream(lambda index: draw(np.random.default_rng([*seed, index])), 2**31)
+
+
+def shuffled(worked: Sequence[Worked], seed: int) -> Stream:
+    """A list of demonstrations, in a new order every epoch."""
+
+    @functools.lru_cache(maxsize=2)
+    def order(epoch: int) -> np.ndarray:
+        return np.random.default_rng([2, seed, epoch]).permutation(len(worked))
+
+    def get(index: int) -> Worked:
+        epoch, position = divmod(index, len(worked))
+        return worked[order(epoch)[position]]
+
+    return Stream(get, len(worked))
+
+
 MADE = "made:"  # before the dotted path of a function that makes demonstrations
 MESSAGES = "messages:"  # before a file of conversations (data.rounds)
 _PICTURES = "[pictures]"  # after the file: skip conversations whose pictures can't be read
@@ -128,7 +171,10 @@ def open_demonstrations(
     if agent.learns_from == "golden_steps":
         return _split(*_of_golden_steps(config, agent, source), source, config.seed)
     if settings.demonstrations in SEARCHED:
-        worked, description = _of_questions(config, agent, workdir)
+        # as many as the run trains on and a twentieth to hold out, if there are so many
+        needed = math.ceil(config.steps * settings.examples / (1 - _HELD_OUT_SHARE))
+        shown, description = worked_questions(config, agent, needed, workdir)
+        worked = [Worked(*pair) for pair in shown]
     elif settings.demonstrations.startswith(MESSAGES):
         worked, description = _of_messages(settings.demonstrations, agent)
     else:
@@ -204,21 +250,17 @@ def _atlas(config: TrainConfig, agent: Agent, stream: int) -> Demonstrations:
     }
     bases = tuple(config.knowledge)
     if agent.learns_from == "golden_steps":
-        steps = StepSource(**options, tools=bases)
-        return _OfAtlas(steps, lambda example: Worked(example, agent.step_pieces(example)))
-    shown = DemonstrationSource(**options, direct=settings.direct, tools=bases or KNOWLEDGE_BASES)
-    return _OfAtlas(shown, lambda demonstration: Worked(demonstration.example, agent.pieces(demonstration)))
+        return _of_atlas(
+            StepSource(**options, tools=bases), lambda example: Worked(example, agent.step_pieces(example))
+        )
+    return _of_atlas(
+        DemonstrationSource(**options, direct=settings.direct, tools=bases or KNOWLEDGE_BASES),
+        lambda demonstration: Worked(demonstration.example, agent.pieces(demonstration)),
+    )
 
 
-class _OfAtlas:
-    def __init__(self, source: DemonstrationSource | StepSource | SightSource, work: Callable[[Any], Worked]) -> None:
-        self._source, self._work = source, work
-
-    def __getitem__(self, index: int) -> Worked:
-        return self._work(self._source[index])
-
-    def __len__(self) -> int:
-        return sys.maxsize
+def _of_atlas(source: DemonstrationSource | StepSource | SightSource, work: Callable[[Any], Worked]) -> Stream:
+    return Stream(lambda index: work(source[index]), sys.maxsize)
 
 
 def sight_demonstrations(seed: int, shares: Mapping[str, float] | None = None) -> Demonstrations:
@@ -228,66 +270,7 @@ def sight_demonstrations(seed: int, shares: Mapping[str, float] | None = None) -
       shares: how often each kind is drawn; default: as in `SightSource`.
     """
     source = SightSource(seed=seed, shares=shares) if shares else SightSource(seed=seed)
-    return _OfAtlas(source, lambda taught: Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True))
-
-
-class Mixed:
-    """A stream whose every `every`-th demonstration, from the first on, is the next of `others`. They replace those of `main`
-    at the same indices."""
-
-    def __init__(self, main: Demonstrations, others: Demonstrations, every: int) -> None:
-        self._main, self._others, self._every = main, others, every
-
-    def __getitem__(self, index: int) -> Worked:
-        return self._main[index] if index % self._every else self._others[index // self._every]
-
-    def __len__(self) -> int:
-        return len(self._main)
-
-
-class Then:
-    """A stream that begins with the first `count` demonstrations of another one."""
-
-    def __init__(self, first: Demonstrations, count: int, rest: Demonstrations) -> None:
-        self._first, self._count, self._rest = first, count, rest
-
-    def __getitem__(self, index: int) -> Worked:
-        return self._first[index] if index < self._count else self._rest[index]
-
-    def __len__(self) -> int:
-        return len(self._rest)
-
-
-class Drawn:
-    """An endless stream of demonstrations that are drawn: each is a function of the seed and its index."""
-
-    def __init__(self, seed: Sequence[int], draw: Callable[[np.random.Generator], Worked]) -> None:
-        self._seed, self._draw = seed, draw
-
-    def __getitem__(self, index: int) -> Worked:
-        return self._draw(np.random.default_rng([*self._seed, index]))
-
-    def __len__(self) -> int:
-        return 2**31
-
-
-class Shuffled:
-    """A list of demonstrations, in a new order every epoch."""
-
-    def __init__(self, worked: Sequence[Worked], seed: int) -> None:
-        self._worked = worked
-        self._seed = seed
-        self._order = functools.lru_cache(maxsize=2)(self._permutation)
-
-    def __getitem__(self, index: int) -> Worked:
-        epoch, position = divmod(index, len(self._worked))
-        return self._worked[self._order(epoch)[position]]
-
-    def __len__(self) -> int:
-        return len(self._worked)
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([2, self._seed, epoch]).permutation(len(self._worked))
+    return _of_atlas(source, lambda taught: Worked(taught.example, [(f" {taught.answer}\n", True)], bare=True))
 
 
 def _pieces(episode: Episode) -> Pieces:
@@ -298,73 +281,6 @@ def _pieces(episode: Episode) -> Pieces:
             pictures = tuple(item for item in turn.shown if item.digest)
             pieces.append((Rendered(text=turn.observation, shown=pictures), False))
     return [(piece, learnt) for piece, learnt in pieces if piece]
-
-
-def _of_questions(config: TrainConfig, agent: Agent, workdir: pathlib.Path | None) -> tuple[list[Worked], str]:
-    """Demonstrations made from training questions by searches in the run's knowledge bases, and a text with their number.
-
-    Annotated: of those whose gold passages are found, as many as the run trains on, drawn at random, or all if there are fewer.
-    Drawn: as many as the run trains on, of all questions equally often. They are searched for in portions.
-    """
-    source = open_examples(config.data.train, config.data.train_range, "config.data.train")
-    drawn = config.warm_start.demonstrations == "drawn"
-    needed = math.ceil(config.steps * config.warm_start.examples / (1 - _HELD_OUT_SHARE))
-    rng = np.random.default_rng([4, config.seed])
-    order = np.concatenate(
-        [rng.permutation(len(source)) for _ in range(math.ceil(needed / len(source)) if drawn else 1)]
-    )
-    tools = open_knowledge(config, workdir, progress=multihost.is_main())
-    limits: dict[str, Any] = {"k": config.agent.k, "timeout": config.rollout.tool_timeout}
-    most = config.agent.max_searches
-    annotated, looked, searches, found, worked = False, 0, 0, 0, list[Worked]()
-    with Bar(total=needed, desc="working out", unit="example", disable=not multihost.is_main()) as bar:
-        for start in range(0, len(order), _PORTION):
-            examples = [source[int(i)] for i in np.sort(order[start : start + _PORTION])]
-            annotated = annotated or any(map(named_passages, examples))
-            looked += len(examples)
-            portion = []
-            if drawn:
-                same = limits | {"seed": config.seed + start, "normalizer": config.evaluation.normalizer}
-                unread = []
-                for one in drawn_examples(examples, tools, max_searches=most, **same):
-                    pieces = agent.pieces(one.demonstration)
-                    written = [i for i, (_, learnt) in enumerate(pieces) if learnt]
-                    end = None if one.found else written[len(one.demonstration.steps) - 1] + 1
-                    portion.append(Worked(one.demonstration.example, pieces[:end]))
-                    if not one.found:
-                        unread.append(one.demonstration.example)
-                searches += len(portion)
-                for reading in reading_examples(unread, tools, **same):
-                    pieces = agent.pieces(reading)
-                    answer = max(i for i, (_, learnt) in enumerate(pieces) if learnt)
-                    portion.append(Worked(reading.example, [(text, i == answer) for i, (text, _) in enumerate(pieces)]))
-                found += len(portion) - len(unread)
-            else:
-                shown = worked_examples(examples, tools, seed=config.seed + start, max_searches=most, **limits)
-                portion = [Worked(demonstration.example, agent.pieces(demonstration)) for demonstration in shown]
-            worked += portion
-            bar.update(len(portion))
-            if len(worked) >= needed:
-                break
-    if not (drawn or annotated):
-        raise ValueError(
-            f"config.warm_start.demonstrations='annotated': no question of config.data.train={config.data.train!r} has gold "
-            "passages ('supporting' or 'path', docs/data.md); give questions that do, or other demonstrations"
-        )
-    if drawn and not found:
-        raise ValueError(
-            f"config.warm_start.demonstrations='drawn': no search for the {looked} questions drawn from config.data.train="
-            f"{config.data.train!r} shows an answer, so nothing would teach reading; launch.check_data --knowledge says why"
-        )
-    if drawn:
-        return (
-            worked,
-            f"{len(worked)} demonstrations, {searches} with searches to learn and {found} with an answer to read",
-        )
-    return (
-        worked,
-        f"of {looked} questions of config.data.train {len(worked)} have gold passages that config.knowledge finds",
-    )
 
 
 def _of_golden_steps(config: TrainConfig, agent: Agent, source: str) -> tuple[list[Worked], str]:
@@ -457,7 +373,7 @@ def _episode_files(name: str, source: str) -> list[pathlib.Path]:
     return files
 
 
-def _split(worked: Sequence[Worked], description: str, source: str, seed: int) -> tuple[Shuffled, Shuffled]:
+def _split(worked: Sequence[Worked], description: str, source: str, seed: int) -> tuple[Stream, Stream]:
     """The demonstrations to train on, and the held-out ones: those of a twentieth of the questions, at least of one."""
 
     def question(item: Worked) -> str:
@@ -471,22 +387,4 @@ def _split(worked: Sequence[Worked], description: str, source: str, seed: int) -
     held_out_questions = set(names[: max(1, round(_HELD_OUT_SHARE * len(names)))])
     training = [item for item in worked if question(item) not in held_out_questions]
     held_out = [item for item in worked if question(item) in held_out_questions]
-    return Shuffled(training, seed), Shuffled(held_out, seed)
-
-
-def searched(
-    examples: Sequence[Planned], tools: Mapping[str, SearchTool], names: tuple[str, str], k: int, image_k: int
-) -> list[Demonstration]:
-    """Carries out the plans, with one call of each knowledge base for all of them.
-
-    Args:
-      names: names of the knowledge bases for pictures and for text.
-      k, image_k: passages per search by text and by picture.
-    """
-    pictured = [plan for plan in examples if "image" in plan.plan]
-    worded = [plan for plan in examples if "text" in plan.plan]
-    pictures = tools[names[0]].search([TextAndImage(image=plan.example.images[0]) for plan in pictured], image_k)
-    by_picture: dict[int, Sequence[Passage]] = {id(plan): passages for plan, passages in zip(pictured, pictures)}
-    queries = [plan.query(plan.named(by_picture.get(id(plan)))) for plan in worded]
-    in_words = {id(plan): passages for plan, passages in zip(worded, tools[names[1]].search(queries, k))}
-    return [plan.demonstration(names, by_picture.get(id(plan)), in_words.get(id(plan))) for plan in examples]
+    return shuffled(training, seed), shuffled(held_out, seed)

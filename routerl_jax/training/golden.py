@@ -15,8 +15,7 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.files import cache_directory
 from routerl_jax.core.types import Example, Passage, Query
 from routerl_jax.data import trajectories
-from routerl_jax.data.atlas.builder import AtlasExamples
-from routerl_jax.data.atlas.questions import PICTURES
+from routerl_jax.data.atlas.questions import PICTURES, AtlasExamples
 from routerl_jax.data.atlas.world import Split
 from routerl_jax.data.trajectories import (
     NONE,
@@ -46,7 +45,7 @@ def atlas_golden(
 
     Args:
       split: the split with the questions.
-      counts: number of questions of each kind (data.atlas.builder.ALL_KINDS); the first ones are taken.
+      counts: number of questions of each kind (data.atlas.questions.ALL_KINDS); the first ones are taken.
       knowledge: the knowledge bases to search, by the names that gold paths use.
       k: passages per search.
 

@@ -46,7 +46,13 @@ def rollout_metrics(
     metrics["rollout/well_formed_rate"] = float(np.mean(well_formed))
     thoughts = [turn.action.thought for episode in episodes for turn in episode.turns if turn.action]
     metrics["rollout/thought_words"] = float(np.mean([len(thought.split()) for thought in thoughts] or [0]))
-    metrics |= _searches_by_kind(episodes)
+    of_type: dict[
+        str, list[int]
+    ] = {}  # bridge, comparison, ..: a policy that has collapsed searches equally often for all
+    for episode in episodes:
+        if kind := episode.example.metadata.get("type"):
+            of_type.setdefault(str(kind), []).append(len(episode.calls))
+    metrics |= {f"rollout/searches/{kind}": float(np.mean(counts)) for kind, counts in sorted(of_type.items())}
     failed: dict[str, list[bool]] = {}
     for call in (call for episode in episodes for call in episode.calls):
         failed.setdefault(call.tool, []).append(call.error is not None)
@@ -55,16 +61,6 @@ def rollout_metrics(
     sampled = np.concatenate([np.zeros(0), *(s.logprobs[s.loss_mask] for e in episodes for s in e.sequences)])
     metrics["rollout/entropy"] = float(-sampled.mean()) if len(sampled) else 0.0
     return metrics
-
-
-def _searches_by_kind(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Searches per question, by the metadata's `type` (bridge, comparison, ...). A policy that has collapsed searches equally
-    often for all types."""
-    counts: dict[str, list[int]] = {}
-    for episode in episodes:
-        if kind := episode.example.metadata.get("type"):
-            counts.setdefault(str(kind), []).append(len(episode.calls))
-    return {f"rollout/searches/{kind}": float(np.mean(values)) for kind, values in sorted(counts.items())}
 
 
 def why_no_signal(episodes: Sequence[Episode]) -> str:

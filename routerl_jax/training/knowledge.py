@@ -146,12 +146,13 @@ def open_knowledge_bases(
     for name, spec in knowledge.items():
         if spec.kind != _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                opened[name] = _reranked(name, spec, _open(name, spec, progress, frozen))
-    alone = dict(opened)
+                alone = make_tool(name, spec) if spec.kind == TOOL else _open_kb(name, spec, progress, frozen)
+                opened[name] = _reranked(name, spec, alone)
+    members = dict(opened)
     for name, spec in knowledge.items():
         if spec.kind == _HYBRID:
             with naming(f"config.knowledge.{name}"):
-                opened[name] = _reranked(name, spec, _join(name, spec, alone, frozen))
+                opened[name] = _reranked(name, spec, _join(name, spec, members, frozen))
     return {name: opened[name] for name in knowledge}
 
 
@@ -195,25 +196,23 @@ def check_sources_differ(knowledge: Mapping[str, KnowledgeConfig]) -> None:
     Raises:
       ValueError: two do; a copy of a file under another name is the same.
     """
+    contents = {
+        name: dataclasses.replace(spec, source="", directory="", description="") for name, spec in knowledge.items()
+    }
     for (first, one), (second, other) in itertools.combinations(knowledge.items(), 2):
-        if one.kind == TOOL or not one.source or _without_place(one) != _without_place(other):
+        if one.kind == TOOL or not one.source or contents[first] != contents[second]:
             continue
-        if one.source == other.source or _same_file(fetched(one.source), fetched(other.source)):
-            raise ValueError(
-                f"config.knowledge.{second}.source={other.source!r} has the same passages as "
-                f"config.knowledge.{first}.source={one.source!r}, and the same settings, so that every question has both or "
-                "neither as its source; give it other passages or another kind, or leave it out"
-            )
-
-
-def _without_place(spec: KnowledgeConfig) -> KnowledgeConfig:
-    return dataclasses.replace(spec, source="", directory="", description="")
-
-
-def _same_file(one: pathlib.Path, other: pathlib.Path) -> bool:
-    if not (one.is_file() and other.is_file() and one.stat().st_size == other.stat().st_size):
-        return False
-    return file_sha256(one) == file_sha256(other)
+        if one.source != other.source:
+            files = [fetched(spec.source) for spec in (one, other)]
+            if not all(file.is_file() for file in files) or len({file.stat().st_size for file in files}) > 1:
+                continue
+            if len({file_sha256(file) for file in files}) > 1:
+                continue
+        raise ValueError(
+            f"config.knowledge.{second}.source={other.source!r} has the same passages as "
+            f"config.knowledge.{first}.source={one.source!r}, and the same settings, so that every question has both or "
+            "neither as its source; give it other passages or another kind, or leave it out"
+        )
 
 
 def _check_kb(name: str, spec: KnowledgeConfig) -> None:
@@ -320,16 +319,13 @@ def _check_members(name: str, spec: KnowledgeConfig, others: list[str]) -> None:
             raise ValueError(unknown_key(f"config.knowledge.{name}.settings", key, names))
 
 
-def _open(name: str, spec: KnowledgeConfig, progress: bool, frozen: Mapping[str, SnapshotConfig]) -> SearchTool:
-    return make_tool(name, spec) if spec.kind == TOOL else _open_kb(name, spec, progress, frozen)
-
-
 def _open_kb(
     name: str,
     spec: KnowledgeConfig,
     progress: bool,
     frozen: Mapping[str, SnapshotConfig] = types.MappingProxyType({}),
 ) -> KnowledgeBase:
+    from routerl_jax.knowledge.build import KINDS
     from routerl_jax.knowledge.builds import check_kb
     from routerl_jax.knowledge.load import load_kb
 
@@ -343,7 +339,7 @@ def _open_kb(
         if not spec.source:  # without a source, only keys that differ from the defaults are compared
             expected = {key: value for key, value in expected.items() if value != getattr(KnowledgeConfig, key)}
         passages = atlas_passages(spec)
-        if passages and not _from_memory(spec.kind):
+        if passages and spec.kind != "graph" and spec.kind not in KINDS:  # it is built from a file
             expected, passages = expected | {"source": written_passages(spec, passages, progress)}, None
         check_kb(spec.directory, expected, f"config.knowledge.{name}", passages)
     if not frozen:
@@ -411,13 +407,6 @@ def _build_kb(name: str, spec: KnowledgeConfig, directory: pathlib.Path, progres
     else:
         corpus = written_passages(spec, passages, progress)
         builder.build(dataclasses.replace(build, corpus=corpus), directory, progress=progress)
-
-
-def _from_memory(kind: str) -> bool:
-    """Whether a kind is built from passages in memory instead of a file."""
-    from routerl_jax.knowledge.build import KINDS
-
-    return kind == "graph" or kind in KINDS
 
 
 def _build_config(name: str, spec: KnowledgeConfig) -> Any:
@@ -542,7 +531,12 @@ def snapshots(config: TrainConfig, workdir: pathlib.Path | None) -> dict[str, Sn
                 f"config.snapshot.directory={directory!r} without config.snapshot.mode: say record, auto or replay"
             )
         return {}
-    names = _web_names(config.knowledge)
+    names = []
+    for name, spec in config.knowledge.items():
+        if spec.directory and (directory_of_kb := built_at(spec.directory)):
+            with naming(f"config.knowledge.{name}"):
+                if Manifest.read(directory_of_kb).kind == "web":
+                    names.append(name)
     if not names:
         raise ValueError(
             f"config.snapshot.mode={mode!r}: none of config.knowledge is a web knowledge base ({', '.join(config.knowledge)}); "
@@ -607,13 +601,3 @@ def _root(config: TrainConfig, workdir: pathlib.Path | None) -> pathlib.Path:
     if workdir is None:
         raise ValueError(f"config.snapshot.mode={config.snapshot.mode!r} needs config.snapshot.directory here")
     return workdir / "snapshot"
-
-
-def _web_names(knowledge: Mapping[str, KnowledgeConfig]) -> list[str]:
-    names = []
-    for name, spec in knowledge.items():
-        if spec.directory and (directory := built_at(spec.directory)):
-            with naming(f"config.knowledge.{name}"):
-                if Manifest.read(directory).kind == "web":
-                    names.append(name)
-    return names

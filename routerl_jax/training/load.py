@@ -25,9 +25,8 @@ from routerl_jax.training.alignment import ALIGNED, read_tower
 from routerl_jax.training.config import TrainConfig, kept_config
 from routerl_jax.training.controls import control_directory
 from routerl_jax.training.loggers import read_metrics
-from routerl_jax.training.run import POLICY, frozen_digest, policy_damage
+from routerl_jax.training.run import POLICY, frozen_digest, policy_damage, started
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, evaluated_agent
-from routerl_jax.training.sft import started
 
 
 def load_config(workdir: pathlib.Path) -> TrainConfig:

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from routerl_jax.agents.agent import Agent, check_choices
+from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import no_room
 from routerl_jax.core.config import naming
 from routerl_jax.core.files import write_atomic
@@ -25,9 +25,9 @@ from routerl_jax.evaluation import figures
 from routerl_jax.evaluation.report import print_table
 from routerl_jax.knowledge.encoders import search_on
 from routerl_jax.parallel import multihost
-from routerl_jax.parallel.compilation import tell_compilations
+from routerl_jax.parallel.devices import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
-from routerl_jax.training.ahead import Ahead
+from routerl_jax.training.asynchronous import Ahead, PartialRollouts
 from routerl_jax.training.callbacks import (
     Alarm,
     Callback,
@@ -38,15 +38,15 @@ from routerl_jax.training.callbacks import (
     running,
     states,
 )
+from routerl_jax.training.checks import check_run, check_workdir, keep_inputs
 from routerl_jax.training.config import TrainConfig
-from routerl_jax.training.controls import ControlStarts, check_controls, run_controls
+from routerl_jax.training.controls import ControlStarts, run_controls
 from routerl_jax.training.credit import NotFinite
 from routerl_jax.training.evaluation import (
     Evaluation,
     StageEnds,
     before_agents,
     check_calibration,
-    check_names,
     evaluation_questions,
 )
 from routerl_jax.training.health import (
@@ -57,19 +57,15 @@ from routerl_jax.training.health import (
     tool_results,
     tool_table,
 )
-from routerl_jax.training.inputs import check_gold_paths, check_inputs, check_overlap, keep_inputs
-from routerl_jax.training.knowledge import check_knowledge, check_snapshot, check_sources_differ, try_sources
-from routerl_jax.training.loggers import read_metrics, require_log
-from routerl_jax.training.partial import PartialRollouts
+from routerl_jax.training.knowledge import try_sources
+from routerl_jax.training.loggers import read_metrics
 from routerl_jax.training.profiler import Clock, Profiler, profiled_steps
-from routerl_jax.training.rollouts import Groups, RolloutSource
-from routerl_jax.training.run import Checkpointing, Run, check_context, check_workdir
+from routerl_jax.training.rollouts import RolloutSource
+from routerl_jax.training.run import Checkpointing, Run, check_context
 from routerl_jax.training.setup import (
     build_judge,
     build_mesh,
     build_policy,
-    build_recipe,
-    check_engine_devices,
     engine_mesh,
     evaluated_agent,
     headline,
@@ -128,24 +124,12 @@ class _Session:
         self.started, self.clock = time.perf_counter(), Clock()
         with self.clock("setup"):
             check_workdir(config, workdir, resume)
-            multihost.on_main(lambda: require_log(config.log))
             self.own = own_callbacks(config.callbacks)
-            check_knowledge(config.knowledge)
-            check_sources_differ(config.knowledge)
-            check_snapshot(config, workdir, resume=resume)
-            self.recipe = build_recipe(config)
-            self.judge = build_judge(config, self.recipe)
-            self.recipe = with_judge(self.recipe, self.judge)
-            if forked := next((name for name in config.stages if config.in_stage(name).rollout.forks), None):
-                check_choices(self.recipe.agent, f"config.rollout.forks (stage {forked!r})")
+            recipe = check_run(config, workdir, resume)
+            self.judge = build_judge(config, recipe)
+            self.recipe = with_judge(recipe, self.judge)
             judged = evaluated_agent(config, self.recipe)
-            check_names(config, judged)
-            check_controls(config, workdir)
-            check_overlap(config)
-            check_inputs(config, workdir, resume)
-            check_gold_paths(config)
             self.stages, self.watch = Stages(config, self.recipe), Watch(config.watch)
-            check_engine_devices(config.mesh)
             validation, test = evaluation_questions(config)
         with self.clock("warm_start"):
             start = warm_start(config, workdir, resume=resume)
@@ -187,13 +171,9 @@ class _Session:
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
             self.watch.restore(self.run.restored["watch"])
-        parts = (self.recipe.agent, self.engine, self.tools)
-        partial = config.rollout.partial
-        groups = PartialRollouts(self.stages, *parts, config.steps) if partial else Groups(*parts)
-        if config.rollout.ahead:
-            self.source = Ahead(self.stages, groups, config.steps, apart=bool(config.mesh.engine))
-        else:
-            self.source = RolloutSource(self.stages, groups, config.steps)
+        parts = (self.stages, self.recipe.agent, self.engine, self.tools)
+        source = PartialRollouts(*parts) if config.rollout.partial else RolloutSource(*parts)
+        self.source = Ahead(source, apart=bool(config.mesh.engine)) if config.rollout.ahead else source
         with naming(f"{self.workdir / 'checkpoints' / str(self.run.start)}"):
             self.source.restore(self.run.restored_rollouts)
 

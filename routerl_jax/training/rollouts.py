@@ -13,8 +13,8 @@ from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import DriverStats, run
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.policy import EngineStats
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.engine.streams import EngineStats
 from routerl_jax.learning.advantages import groups_without_signal
 from routerl_jax.training.health import tool_counts, tool_metrics
 from routerl_jax.training.profiler import Clock
@@ -35,7 +35,7 @@ class Rollouts:
       version: the engine's version of the weights.
       driver, engine: statistics of the driver and the engine.
       tools: metrics of the tools' stages (`health.tool_metrics`).
-      partial: metrics of attempts that are under way from step to step (`PartialRollouts.metrics`).
+      partial: metrics of attempts that are under way from step to step (`asynchronous.PartialRollouts`).
       seconds: seconds by part: rollout, reward.
     """
 
@@ -57,119 +57,12 @@ class Rollouts:
         return np.flatnonzero(~self.replaced)
 
 
-class Groups:
-    """Attempts at the questions of a step, all of which are waited for. `partial.PartialRollouts` waits for fewer."""
-
-    def __init__(self, agent: Agent, engine: Engine, tools: Mapping[str, SearchTool]) -> None:
-        self.agent, self.engine, self.tools = agent, engine, tools
-
-    @property
-    def under_way(self) -> Collection[str]:
-        """The ids of the questions whose groups no step has taken yet."""
-        return ()
-
-    def draw(self, stage: RunStage, step: int, *, whole: bool) -> list[Example]:
-        """The questions that the rollouts of a step begin.
-
-        Args:
-          whole: no group may be under way when its batch is taken.
-        """
-        return stage.examples()
-
-    def run(
-        self,
-        stage: RunStage,
-        examples: Sequence[Example],
-        step: int,
-        count: int,
-        attempt: Mapping[str, Any],
-        settings: Mapping[str, Any],
-    ) -> list[Episode]:
-        """Begins attempts at the questions, and runs until `count` groups are complete; these are all.
-
-        Args:
-          attempt, settings: further arguments of `driver.run`; the settings are the same for all steps of a stage.
-        """
-        return run(self.agent, examples, self.engine, self.tools, **attempt, **settings)
-
-    def metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
-        """Metrics of attempts that are under way from step to step. `episodes`: those of the step."""
-        return {}
-
-    def close(self) -> None:
-        """Ends the attempts that are under way."""
-
-
-def roll_out(stage: RunStage, examples: Sequence[Example], step: int, groups: Groups) -> Rollouts:
-    """Samples attempts at the questions and scores them. Partial rollouts begin these attempts, and may score others that were
-    begun earlier.
-
-    With config.rollout.refill, groups whose rewards are all equal are replaced by as many groups of the stream's next
-    questions, in at most so many rounds: dynamic sampling (DAPO, arXiv 2503.14476, eq. 11), with a bound. Groups without
-    signal that are left after the last round stay. A question that is in the step already is skipped, and the group
-    that it would replace stays.
-    """
-    clock, rollout, engine = Clock(), stage.config.rollout, groups.engine
-    engine.stats, stats, counted = EngineStats(), DriverStats(), tool_counts(groups.tools)
-    attempt: dict[str, Any] = {
-        "samples": rollout.samples,
-        "seed": step_seed(stage.config.seed, step),
-        "stats": stats,
-    }
-    settings: dict[str, Any] = {
-        "sampling": Sampling(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k),
-        "deterministic": rollout.deterministic,
-        "tool_timeout": rollout.tool_timeout,
-        "forks": rollout.forks,
-    }
-    episodes: list[Episode] = []
-    of_groups: list[int] = []
-    number_of: dict[str, int] = {}
-    replaced: set[int] = set()
-    asked, refills = list(examples), 0
-    while True:
-        with clock("rollout"):
-            count = len(asked) if refills else rollout.examples
-            sampled = groups.run(stage, asked, step, count, attempt, settings)
-        with clock("reward"):
-            scored = stage.reward(sampled)
-        for episode, rewards in zip(sampled, scored, strict=True):
-            episode.rewards = rewards
-        numbers = [number_of.setdefault(episode.example.id, len(number_of)) for episode in sampled]
-        episodes, of_groups = episodes + sampled, of_groups + numbers
-        if refills == rollout.refill:
-            break
-        totals = np.asarray([episode.rewards["total"] for episode in sampled])
-        flat = np.unique(numbers)[groups_without_signal(totals, np.asarray(numbers))].tolist()
-        asked = [e for e in stage.stream.next(len(flat), groups.under_way) if e.id not in number_of] if flat else []
-        if not asked:
-            break
-        replaced |= set(flat[: len(asked)])
-        refills += 1
-    return Rollouts(
-        step=step,
-        episodes=episodes,
-        groups=np.asarray(of_groups),
-        replaced=np.isin(of_groups, sorted(replaced)),
-        refills=refills,
-        version=engine.version,
-        driver=stats,
-        engine=engine.stats,
-        tools=tool_metrics(groups.tools, counted),
-        partial=groups.metrics(episodes),
-        seconds=clock.seconds,
-    )
-
-
 class RolloutSource:
-    """Gives each step its rollouts, sampled with the present weights. `ahead.Ahead` samples them a step earlier.
+    """Gives each step its rollouts, sampled with the present weights. asynchronous.py has sources whose attempts go on after an
+    update, or are made during the step before."""
 
-    Args:
-      steps: the run's number of steps.
-    """
-
-    def __init__(self, stages: Stages, groups: Groups, steps: int) -> None:
-        self._stages, self._groups, self._steps = stages, groups, steps
+    def __init__(self, stages: Stages, agent: Agent, engine: Engine, tools: Mapping[str, SearchTool]) -> None:
+        self.stages, self.agent, self.engine, self.tools = stages, agent, engine, tools
 
     @contextlib.contextmanager
     def rollouts(self, step: int, clock: Clock, *, whole: bool = False) -> Iterator[Rollouts]:
@@ -178,18 +71,102 @@ class RolloutSource:
         Args:
           whole: no attempt may be under way after the step.
         """
-        rollouts = self._roll_out(step, whole)
-        self._groups.engine.rest()
+        rollouts = self.roll_out(step, whole=whole)
+        self.engine.rest()
         yield rollouts
 
-    def _roll_out(self, step: int, whole: bool) -> Rollouts:
-        stage = self._stages.at(step)
-        return roll_out(stage, self._groups.draw(stage, step, whole=whole), step, self._groups)
+    def roll_out(self, step: int, *, whole: bool = False) -> Rollouts:
+        """Samples attempts at the questions of a step, and scores them.
+
+        With config.rollout.refill, groups whose rewards are all equal are replaced by as many groups of the stream's next
+        questions, in at most so many rounds: dynamic sampling (DAPO, arXiv 2503.14476, eq. 11), with a bound. Groups without
+        signal that are left after the last round stay. A question that is in the step already is skipped, and the group
+        that it would replace stays.
+        """
+        clock, stage, engine = Clock(), self.stages.at(step), self.engine
+        rollout = stage.config.rollout
+        engine.stats, stats, counted = EngineStats(), DriverStats(), tool_counts(self.tools)
+        attempt: dict[str, Any] = {
+            "samples": rollout.samples,
+            "seed": step_seed(stage.config.seed, step),
+            "stats": stats,
+        }
+        settings: dict[str, Any] = {
+            "sampling": Sampling(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k),
+            "deterministic": rollout.deterministic,
+            "tool_timeout": rollout.tool_timeout,
+            "forks": rollout.forks,
+        }
+        episodes: list[Episode] = []
+        of_groups: list[int] = []
+        number_of: dict[str, int] = {}
+        replaced: set[int] = set()
+        asked, refills = self._draw(stage, step, whole), 0
+        while True:
+            with clock("rollout"):
+                sampled = self._run(stage, asked, step, len(asked) if refills else rollout.examples, attempt, settings)
+            with clock("reward"):
+                scored = stage.reward(sampled)
+            for episode, rewards in zip(sampled, scored, strict=True):
+                episode.rewards = rewards
+            numbers = [number_of.setdefault(episode.example.id, len(number_of)) for episode in sampled]
+            episodes, of_groups = episodes + sampled, of_groups + numbers
+            if refills == rollout.refill:
+                break
+            totals = np.asarray([episode.rewards["total"] for episode in sampled])
+            flat = np.unique(numbers)[groups_without_signal(totals, np.asarray(numbers))].tolist()
+            asked = [e for e in stage.stream.next(len(flat), self.under_way) if e.id not in number_of] if flat else []
+            if not asked:
+                break
+            replaced |= set(flat[: len(asked)])
+            refills += 1
+        return Rollouts(
+            step=step,
+            episodes=episodes,
+            groups=np.asarray(of_groups),
+            replaced=np.isin(of_groups, sorted(replaced)),
+            refills=refills,
+            version=engine.version,
+            driver=stats,
+            engine=engine.stats,
+            tools=tool_metrics(self.tools, counted),
+            partial=self._metrics(episodes),
+            seconds=clock.seconds,
+        )
+
+    def _draw(self, stage: RunStage, step: int, whole: bool) -> list[Example]:
+        """The questions that the rollouts of a step begin."""
+        return stage.examples()
+
+    def _run(
+        self,
+        stage: RunStage,
+        examples: Sequence[Example],
+        step: int,
+        count: int,
+        attempt: Mapping[str, Any],
+        settings: Mapping[str, Any],
+    ) -> list[Episode]:
+        """Begins attempts at the questions, and runs until `count` groups are complete; here these are all.
+
+        Args:
+          attempt, settings: further arguments of `driver.run`; the settings are the same for all steps of a stage.
+        """
+        return run(self.agent, examples, self.engine, self.tools, **attempt, **settings)
+
+    def _metrics(self, episodes: Sequence[Episode]) -> dict[str, float]:
+        """Metrics of attempts that are under way from step to step. `episodes`: those of the step."""
+        return {}
+
+    @property
+    def under_way(self) -> Collection[str]:
+        """The ids of the questions whose groups no step has taken yet."""
+        return ()
 
     @property
     def positions(self) -> dict[str, Any]:
         """The positions of the stages' streams from which the rollouts of the next step can be sampled anew."""
-        return self._stages.state()
+        return self.stages.state()
 
     def state(self) -> bytes:
         """Rollouts that wait for their step, for a checkpoint; b"" if there are none."""
@@ -204,4 +181,3 @@ class RolloutSource:
 
     def close(self) -> None:
         """Ends the attempts that are under way."""
-        self._groups.close()

@@ -16,33 +16,27 @@ from clu import parameter_overview as clu_overview
 from flax import nnx
 from jax.sharding import Mesh
 
-from routerl_jax.core.config import first_difference, naming
+from routerl_jax.core.buckets import in_bucket, url_of
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.packages import code_version
 from routerl_jax.knowledge.corpus import file_sha256
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, Damaged, model_fields
 from routerl_jax.learning.learner import Learner, trained_parameters
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.models.lora import adapters, digest, lora_fields, merge_state
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mirrors import send
-from routerl_jax.rewards.terms import RewardFunction
-from routerl_jax.services.judge import settings_that_count
 from routerl_jax.training.callbacks import Callback, Step
-from routerl_jax.training.config import TrainConfig, kept_config
+from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.credit import NotFinite
 from routerl_jax.training.loggers import MetricWriter
 from routerl_jax.training.profiler import Clock
-from routerl_jax.training.sections import SEARCHED
 from routerl_jax.training.watch import Watch
 
-# Settings that fit a run into memory. They change its results by rounding alone, so a run may be resumed with others.
-_MEMORY = {"engine": ("rows",), "learner": ("micro_tokens", "remat")}
-
-
+WARM_START = "warm_start"  # in a workdir: the directory of its supervised phase
 POLICY = "policy.json"  # in a workdir: size and SHA-256 of the files of the exported policy
 
 
@@ -51,7 +45,7 @@ class Run:
 
     Args:
       config: the run's configuration; written to `config.json`.
-      workdir: the run's directory, already checked by `check_workdir`; made if missing.
+      workdir: the run's directory, already checked by `checks.check_workdir`; made if missing.
       model: the initial policy.
       mesh: its devices.
       loss: the first objective.
@@ -113,14 +107,14 @@ class Run:
             )
         self.policy()  # makes the model drop the initial weights, which would stay on the devices otherwise
         self.writer = MetricWriter(
-            workdir, self.start, enabled=multihost.is_main(), log=config.log, config=_as_json(config)
+            workdir, self.start, enabled=multihost.is_main(), log=config.log, config=as_json(config)
         )
         if multihost.is_main():
             # A policy exported by an earlier session will be older than the checkpoints from here on.
             shutil.rmtree(workdir / "policy", ignore_errors=True)
             (workdir / POLICY).unlink(missing_ok=True)
             # Written last, so that a run refused above can be started again with a corrected configuration.
-            _write_config(config, workdir / "config.json")
+            write_atomic(workdir / "config.json", json.dumps(as_json(config), indent=2) + "\n")
             write_atomic(workdir / "code.json", json.dumps(code_version(), indent=2) + "\n")
             write_atomic(workdir / "parameters.txt", parameter_overview(model, config.model.freeze))
         send(workdir)
@@ -162,7 +156,10 @@ class Run:
         learner = self.learner
         if not (steps := self.checkpoints.steps()):
             return 0
-        learner.state, learner.reference = jax.tree.map(_shape, (learner.state, learner.reference))
+        learner.state, learner.reference = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
+            (learner.state, learner.reference),
+        )
         self.policy()  # makes the model drop its weights: the restored ones need their memory
         for step, earlier in zip(steps, [*steps[1:], None]):
             try:
@@ -213,9 +210,14 @@ class Run:
         if export:
             self._check_weights()
             save_pretrained(self.policy(), self.workdir / "policy")
-            multihost.on_main(lambda: _note_policy(self.workdir))
+            multihost.on_main(self._note_policy)
             send(self.workdir)
             multihost.barrier("policy saved")
+
+    def _note_policy(self) -> None:
+        files = sorted(file for file in (self.workdir / "policy").iterdir() if file.is_file())
+        sizes = {file.name: [file.stat().st_size, file_sha256(file)] for file in files}
+        write_atomic(self.workdir / POLICY, json.dumps(sizes) + "\n")
 
 
 class Checkpointing(Callback):
@@ -244,11 +246,6 @@ class Checkpointing(Callback):
             self._pending = False
 
 
-def _note_policy(workdir: pathlib.Path) -> None:
-    files = sorted(file for file in (workdir / "policy").iterdir() if file.is_file())
-    write_atomic(workdir / POLICY, json.dumps({f.name: [f.stat().st_size, file_sha256(f)] for f in files}) + "\n")
-
-
 def policy_damage(workdir: pathlib.Path) -> str:
     """What in `workdir/policy` is not as it was written; "" if nothing is, or if it is of an earlier version, which noted
     nothing. Reads all of it, about a second per GB."""
@@ -263,10 +260,6 @@ def policy_damage(workdir: pathlib.Path) -> str:
         if file_sha256(file) != sha256:
             return f"{file} has other bytes than were written"
     return ""
-
-
-def _shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def parameter_overview(model: Decoder, frozen: Sequence[str] = ()) -> str:
@@ -309,110 +302,19 @@ def frozen_digest(model: Decoder, parts: Sequence[str]) -> str:
     return digest(frozen)
 
 
-def check_resumable(workdir: pathlib.Path) -> None:
-    """Raises ValueError if a workdir holds no run, nor one that was stopped in its warm start."""
-    if not any((workdir / name).is_file() for name in ("config.json", "warm_start/config.json")):
-        raise ValueError(
-            f"--resume: {workdir} holds no run; check --workdir, or leave out --resume to begin one (--resume=auto does either)"
-        )
-
-
-def check_workdir(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> None:
-    """Refuses to mix runs in a workdir. The main process checks, and all get the result (a collective call).
-
-    Raises:
-      ValueError: the workdir holds a run already and `resume` is False, or it holds a run with another configuration.
-    """
-    complaint = multihost.exchange(
-        _complaint(config, workdir / "config.json", resume) if multihost.is_main() else None
-    )[0]
-    if complaint:
-        raise ValueError(complaint)
-
-
-def _complaint(config: TrainConfig, path: pathlib.Path, resume: bool) -> str | None:
-    if not path.is_file():
-        return None
-    if not resume:
-        return f"{path.parent} holds a run already; pass --resume to continue it, or use another --workdir"
-    saved, current = _saved(path), _as_json(config)
-    saved["judge"] = _judge_of(saved.get("judge", {}), config)
-    saved["knowledge"] = _with_index_of(saved.get("knowledge", {}), current["knowledge"])
-    for section, keys in _MEMORY.items():
-        if section in saved:
-            saved[section] |= {key: current[section][key] for key in keys}
-    # may change between sessions
-    free = {
-        "steps",
-        "log",
-        "log_episodes",
-        "log_groups",
-        "log_tokens",
-        "profile",
-        "checkpoint",
-        "evaluation",
-        "watch",
-        "callbacks",
-    }
-    shown = config.warm_start.demonstrations if config.kind == "sft" else ""
-    if shown:
-        free.add("rollout")  # of which only tool_timeout matters
-    if shown and shown not in SEARCHED:
-        free.add("data")  # not trained on
-    before, now = (values.get("evaluation", {}).get("normalizer") for values in (saved, current))
-    if before != now and shown not in ("atlas", "annotated"):
-        purpose = "answers are looked for" if shown == "drawn" else "rewards are judged"
-        return (
-            f"{path} was made with config.evaluation.normalizer={before!r}, and now it is {now!r}: {purpose} with it; "
-            f"resume with the same one, or use another --workdir"
-        )
-    differing = [key for key in current if key not in free and saved.get(key) != current[key]]
-    if not differing:
-        return None
-    key, before, now = first_difference(saved.get(differing[0]), current[differing[0]], f"config.{differing[0]}")
-    return (
-        f"{path} was made with another configuration ({key} was {before!r}, and now it is {now!r}); resume with the same one, "
-        f"or use another --workdir"
-    )
-
-
-def _judge_of(saved: dict[str, Any], config: TrainConfig) -> dict[str, Any]:
-    """The saved judge section, with the current values of settings that may change.
-
-    These are the settings that change no verdict, or all settings if no reward asks the judge.
-    """
-    rewarded = False
-    for name, stage in config.stages.items() if config.kind == "rl" else ():
-        with naming(f"config.stages.{name}.reward"):
-            rewarded = rewarded or bool(RewardFunction(dict(stage.reward)).asks)
-    matters = settings_that_count(config.judge) if rewarded else ()
-    return {**_as_json(config)["judge"], **{name: saved.get(name) for name in matters}}
-
-
-def _saved(path: pathlib.Path) -> dict[str, Any]:
-    """The configuration in a workdir. Settings that did not exist yet have their defaults."""
-    saved = read_json(path, "use another --workdir")
-    try:
-        return _as_json(kept_config(saved))
-    except ValueError:  # no longer a valid configuration: returned unchanged, so that it differs from the current one
-        return saved
-
-
-def _with_index_of(saved: dict[str, Any], current: dict[str, Any]) -> dict[str, Any]:
-    """A saved configuration's knowledge bases, with the index's current name if both names stand for the default."""
-    default, result = ("auto", "scann"), {}  # "scann" was the default before "auto"
-    for name, spec in saved.items():
-        now = current.get(name, {}).get("index")
-        result[name] = {**spec, "index": now} if now in default and spec.get("index") in default else spec
-    return result
-
-
-def _as_json(config: TrainConfig) -> dict[str, Any]:
+def as_json(config: TrainConfig) -> dict[str, Any]:
+    """The content of config.json."""
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def _write_config(config: TrainConfig, path: pathlib.Path) -> None:
-    write_atomic(path, json.dumps(_as_json(config), indent=2) + "\n")
+def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
+    """The configuration of a run in `workdir`. If it has a warm start, the model is the warm start's policy."""
+    if not config.warm_start.steps:
+        return config
+    policy = workdir / WARM_START / "policy"
+    path = url_of(policy)  # where all processes of a job, and later sessions, find it
+    model = dataclasses.replace(config.model, path=path if in_bucket(path) else str(policy), sight={})
+    return dataclasses.replace(config, model=model)
 
 
 def step_seed(seed: int, step: int) -> int:

@@ -24,16 +24,14 @@ from routerl_jax.data.atlas.demonstrations import DemonstrationSource
 from routerl_jax.engine.cache import CacheKind, Qtype
 from routerl_jax.engine.rows import LEAVE_FRACTION, MOST_DRAFTS, SEGMENT
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
-from routerl_jax.learning.advantages import ADVANTAGES, EPISODE_MASKS, advantage_named
-from routerl_jax.learning.losses import Aggregation
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.advantages import ADVANTAGES, EPISODE_MASKS, Baseline, Weights, advantage_named
+from routerl_jax.learning.losses import Aggregation, LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Remat
 from routerl_jax.models.lora import LoraConfig
 from routerl_jax.parallel.sharding import Layout
 from routerl_jax.rewards.metrics import NORMALIZERS
-from routerl_jax.training.credit import TurnCreditConfig, credit_named
-from routerl_jax.training.fork_credit import ForkCreditConfig
+from routerl_jax.training.credit import credit_named
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 _Axis = Annotated[int, Range(least=1, also=(-1,))]  # devices along a mesh axis; -1: all remaining ones
@@ -173,10 +171,11 @@ class RolloutConfig:
     # most rounds in which groups of equal rewards are replaced by groups of further questions (dynamic sampling); 0: none
     refill: Count = 0
     # number of steps by which rollouts are ahead of the updates. 1: the rollouts of step n + 1 are generated with the weights
-    # before update n (training.ahead), and at the same time as it if the engine has its own devices (config.mesh.engine)
+    # before update n (training.asynchronous), and at the same time as it if the engine has its own devices (config.mesh.engine)
     ahead: Annotated[int, Range(least=0, most=1)] = 0
-    # number of questions whose attempts may be unfinished when a step's batch is taken (training.partial). So many more than
-    # `examples` are in progress. The step learns from the first complete groups; the others continue after the update; 0: none
+    # number of questions whose attempts may be unfinished when a step's batch is taken (training.asynchronous). So many more
+    # than `examples` are in progress. The step learns from the first complete groups; the others continue after the update; 0:
+    # none
     partial: Count = 0
     # with `partial`: most steps by which the weights that sampled a token may be older than the learner's. The step waits for
     # groups that would be older
@@ -326,6 +325,33 @@ class WarmStartConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
+class TurnCreditConfig:
+    """Settings of credit="turn" (learning.advantages)."""
+
+    weight: NonNegative = 1.0  # weight of the turns' advantages; the outcome's has weight 1
+    discount: Fraction = 1.0  # discount of the rewards of later turns; 0: a turn gets its own rewards alone
+    # compare turns of a question at the same position, or asked the same
+    compare: Literal["position", "asked"] = "position"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ForkCreditConfig:
+    """Settings of credit="counterfactual" (learning.advantages), for attempts with rollout.forks."""
+
+    # a branch's value is compared with the policy's expectation, with the branches' mean, or with the worst
+    # branch's (learning.advantages says what each leads to)
+    baseline: Baseline = "policy"
+    weights: Weights = "policy"  # weight of a branch: the policy's probability of it, or the same for all (even)
+    # the value of all other tokens is compared with all of the question, or with segments after the same choices
+    compare: Literal["question", "choices"] = "choices"
+    # if the advantage divides by a standard deviation of rewards: the one that differences between branches are divided by. It
+    # is that of all questions of the step, or of each question, where every branch counts once
+    scale: Literal["step", "question"] = "step"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class LearnerConfig:
     """From episodes to updates."""
 
@@ -343,7 +369,10 @@ class LearnerConfig:
     # all tokens. It pays with credit="counterfactual" and one sample a question, where the choice alone has an advantage
     drop_tails: bool = False
     leave_out: tuple[str, ...] = ()  # episodes that are not trained on (learning.advantages): void_turns, overlong
-    minibatches: Size = 1  # updates per step
+    minibatches: Size = 1  # into which a step's sequences are split, with an update on each
+    # times that a step's sequences are learnt from, each time in mini-batches drawn anew (PPO's epochs, GRPO's mu). From the second
+    # on they are off-policy, which losses with a clipped ratio bound
+    passes: Size = 1
     # how losses of tokens become one: mean over tokens, over sequences, or a sum with a constant divisor (learning.losses)
     aggregation: Aggregation = "token"
     # tokens per sequence by which aggregation="constant" divides (Dr. GRPO's constant); 0: engine.max_length
@@ -416,6 +445,11 @@ class LearnerConfig:
                 )
         self._check_ratio()
 
+    @property
+    def updates(self) -> int:
+        """Updates of a step."""
+        return self.passes * self.minibatches
+
     def _check_ratio(self) -> None:
         """Checks settings that exclude a ratio of whole sequences, which is one term of the loss with one advantage."""
         if self.loss.ratio == "geometric" and self.share_prefixes:
@@ -425,28 +459,18 @@ class LearnerConfig:
             )
         if self.loss.ratio != "sequence":
             return
-        checks = [
-            (
-                self.aggregation == "sequence",
-                f"aggregation={self.aggregation!r}: a sequence is one term, however long it is; take aggregation='sequence'",
-            ),
-            (
-                credit_named(self.credit).whole,
-                f"credit={self.credit!r}: its tokens have advantages of their own, a sequence has one; take credit='episode'",
-            ),
-            (
-                not self.reward_kl_coef or self.reward_kl == "episode",
-                "reward_kl='token': its tokens have advantages of their own, a sequence has one; take reward_kl='episode'",
-            ),
-            (
-                not self.importance_cap,
-                f"importance_cap={self.importance_cap}: it weighs tokens one by one; set it to 0",
-            ),
-            (
-                not self.share_prefixes,
-                "share_prefixes=True: the tokens of a sequence then lie apart; switch share_prefixes off",
-            ),
-        ]
-        for fine, message in checks:
-            if not fine:
-                raise ValueError(f"config.learner.loss.ratio='sequence' does not go with config.learner.{message}")
+        clash = ""
+        if self.aggregation != "sequence":
+            clash = f"aggregation={self.aggregation!r}: a sequence is one term, however long it is; take aggregation='sequence'"
+        elif not credit_named(self.credit).whole:
+            clash = f"credit={self.credit!r}: its tokens have advantages of their own, a sequence one; take credit='episode'"
+        elif self.reward_kl_coef and self.reward_kl != "episode":
+            clash = (
+                "reward_kl='token': its tokens have advantages of their own, a sequence one; take reward_kl='episode'"
+            )
+        elif self.importance_cap:
+            clash = f"importance_cap={self.importance_cap}: it weighs tokens one by one; set it to 0"
+        elif self.share_prefixes:
+            clash = "share_prefixes=True: the tokens of a sequence then lie apart; switch share_prefixes off"
+        if clash:
+            raise ValueError(f"config.learner.loss.ratio='sequence' does not go with config.learner.{clash}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -31,27 +31,10 @@ from routerl_jax.parallel.sharding import create_sharded
 from routerl_jax.recipes.recipe import RECIPES, Recipe, Stage
 from routerl_jax.rewards.terms import RewardFunction
 from routerl_jax.services.judge import ModelJudge, open_judge
-from routerl_jax.training.config import AgentConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
+from routerl_jax.training.config import AgentConfig, MeshConfig, ModelConfig, TrainConfig
 from routerl_jax.training.credit import credit_named
-from routerl_jax.training.knowledge import open_knowledge, tool_schemas
-
-__all__ = [
-    "build_judge",
-    "build_mesh",
-    "build_policy",
-    "build_recipe",
-    "check_engine_devices",
-    "engine_mesh",
-    "evaluated_agent",
-    "evaluation_examples",
-    "first_examples",
-    "learner_mesh",
-    "make_engine",
-    "open_examples",
-    "open_knowledge",
-    "random_architecture",
-    "take_examples",
-]
+from routerl_jax.training.knowledge import open_knowledge as open_knowledge
+from routerl_jax.training.knowledge import tool_schemas
 
 _SOURCES = "{sources}"  # in config.agent.prompt
 _LORA_KEY, _SIGHT_KEY = 0x10A, 0x5EE  # make random keys of the adapter and the tower differ from that of random weights
@@ -145,7 +128,12 @@ def _initial_policy(config: TrainConfig, mesh: Mesh) -> Decoder:
         model = load_pretrained(config.model.path, mesh, dtype, compute_dtype=compute_dtype, layout=config.mesh.layout)
         if isinstance(model, Embedder):
             raise ValueError(f"config.model.path={config.model.path!r} is an encoder; a policy must be a decoder")
-        return _seeing(config, model, mesh) if config.model.sight else model
+        if not config.model.sight:
+            return model
+        if isinstance(model, VisionLanguageModel):
+            raise ValueError(f"config.model.path={config.model.path!r} sees already: leave config.model.sight empty")
+        key = jax.random.fold_in(jax.random.key(config.seed), _SIGHT_KEY)
+        return add_sight(model, config.model.sight, key, mesh, config.mesh.layout)
     architecture = random_architecture(config.model)
     return create_sharded(
         lambda: Decoder(
@@ -173,13 +161,6 @@ def bound_pictures(config: ModelConfig, model: Decoder) -> None:
             f"{settings}: pictures would have at least {processor.min_pixels} and at most {processor.max_pixels} pixels"
         )
     model.image_processor = processor
-
-
-def _seeing(config: TrainConfig, model: Decoder, mesh: Mesh) -> Decoder:
-    if isinstance(model, VisionLanguageModel):
-        raise ValueError(f"config.model.path={config.model.path!r} sees already: leave config.model.sight empty")
-    key = jax.random.fold_in(jax.random.key(config.seed), _SIGHT_KEY)
-    return add_sight(model, config.model.sight, key, mesh, config.mesh.layout)
 
 
 def random_architecture(config: ModelConfig) -> DecoderConfig:
@@ -210,23 +191,16 @@ def build_recipe(config: TrainConfig) -> Recipe:
                 f"config.agent.prompt: the chat template shows each knowledge base with its description; leave out {_SOURCES}"
             )
         agent = agent.with_schemas(tool_schemas(config.knowledge))
-    elif isinstance(agent, SearchAgent) and _SOURCES in (agent.prompt or ""):
-        agent = dataclasses.replace(agent, prompt=_with_sources(agent, config.knowledge))
+    elif isinstance(agent, SearchAgent) and agent.prompt and _SOURCES in agent.prompt:
+        label = agent.grammar.label  # a line per knowledge base: its name, as the policy writes it, and its description
+        lines = [f"- {label(name)}: {spec.description}".removesuffix(": ") for name, spec in config.knowledge.items()]
+        agent = dataclasses.replace(agent, prompt=agent.prompt.replace(_SOURCES, "\n".join(lines)))
     elif described := [name for name, spec in config.knowledge.items() if spec.description]:
         raise ValueError(
             f"config.knowledge.{described[0]}.description: the policy is not shown it; leave it empty, put {_SOURCES} into "
             "config.agent.prompt, or set config.agent.grammar='tool_calls'"
         )
     return dataclasses.replace(recipe, agent=agent)
-
-
-def _with_sources(agent: SearchAgent, knowledge: Mapping[str, KnowledgeConfig]) -> str:
-    """The agent's prompt with a line per knowledge base: its name, as the policy writes it, and its description."""
-    lines = [
-        f"- {agent.grammar.label(name)}: {spec.description}".removesuffix(": ") for name, spec in knowledge.items()
-    ]
-    assert agent.prompt is not None
-    return agent.prompt.replace(_SOURCES, "\n".join(lines))
 
 
 def _made(build: Callable[..., Recipe], config: TrainConfig) -> Recipe:

@@ -9,37 +9,35 @@ import itertools
 import json
 import pathlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import numpy as np
 from absl import logging
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.observation import demonstrated, texts
-from routerl_jax.core.buckets import in_bucket, url_of
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.progress import Bar, note
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Sequence
 from routerl_jax.data.atlas.demonstrations import ReadingDrills
 from routerl_jax.data.vocabulary import train_tokenizer
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig, token_weights
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.parallel import multihost
-from routerl_jax.parallel.compilation import tell_compilations
+from routerl_jax.parallel.devices import tell_compilations
 from routerl_jax.parallel.workdir import job_directory_lock
-from routerl_jax.training.alignment import ALIGNED, align_tower, keep_tower, read_tower, sheets_named
+from routerl_jax.training.alignment import ALIGNED, align, keep_tower, sheets_named
 from routerl_jax.training.callbacks import Alarm, Step, Training, end_step, own_callbacks, running, states
-from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig, WatchConfig
+from routerl_jax.training.checks import check_inputs, check_workdir, keep_inputs
+from routerl_jax.training.config import EngineConfig, LearnerConfig, RolloutConfig, TrainConfig
 from routerl_jax.training.credit import NotFinite
 from routerl_jax.training.demonstrations import Demonstrations, open_demonstrations
 from routerl_jax.training.health import memory_metrics
-from routerl_jax.training.inputs import check_inputs, keep_inputs
 from routerl_jax.training.knowledge import check_snapshot, shared_snapshot
 from routerl_jax.training.loggers import read_metrics, require_log
 from routerl_jax.training.profiler import Clock, Profiler, profiled_steps
-from routerl_jax.training.run import Checkpointing, Run, check_workdir, policy_damage
+from routerl_jax.training.run import WARM_START, Checkpointing, Run, policy_damage, started
 from routerl_jax.training.sections import SEARCHED
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe
 from routerl_jax.training.watch import RunStopped, Watch
@@ -80,15 +78,10 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     model = build_policy(config, mesh)
     if model.tokenizer is None:
         model.tokenizer = _vocabulary(config, agent, source)
-    tower = workdir / ALIGNED
-    align, aligned = config.warm_start.align, multihost.exchange(resume and tower.is_file())[0]
-    if align and aligned:
-        read_tower(model, tower)
-    elif align:
-        align_tower(model, align, config.seed, sheets)
+    aligned = align(model, config.warm_start.align, config.seed, sheets, workdir, resume)
     run = Run(config, workdir, model, mesh, LossConfig(kind="reinforce"), config.steps, resume)
-    if align and not aligned:
-        keep_tower(model, tower)  # once the run's config.json says what it was aligned by
+    if aligned:
+        keep_tower(model, workdir / ALIGNED)  # once the run's config.json says what it was aligned by
     multihost.on_main(lambda: keep_inputs(config, workdir))
     watch = Watch(config.watch)
     if run.restored:
@@ -139,7 +132,8 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
         logging.warning("after %d supervised updates: %s", config.steps, complaint)
     run.finish()
     if multihost.is_main():
-        metrics = metrics or _last_metrics(workdir)  # an earlier session was killed after the last step
+        if not metrics and (rows := read_metrics(workdir)):  # an earlier session was killed after the last step
+            metrics = {name: value for name, value in rows[-1].items() if name != "step"}
         write_atomic(workdir / "results.json", json.dumps({"sft": metrics, "seed": config.seed}, indent=2) + "\n")
     return metrics
 
@@ -208,11 +202,6 @@ def _stopped(run: Run, alarm: Alarm) -> str:
         f"stopped after update {alarm.step + 1}: {alarm.complaint}. {run.workdir} holds {rest} and no policy: start again in "
         "another --workdir with a smaller lr, or loosen config.watch and --resume"
     )
-
-
-def _last_metrics(workdir: pathlib.Path) -> dict[str, float]:
-    rows = read_metrics(workdir)
-    return {name: value for name, value in rows[-1].items() if name != "step"} if rows else {}
 
 
 def _vocabulary(config: TrainConfig, agent: Agent, source: Demonstrations) -> Tokenizer:
@@ -291,9 +280,6 @@ def _validate(run: Run, fitting: _Fitting, held_out: Demonstrations) -> dict[str
     return metrics
 
 
-_DIRECTORY = "warm_start"
-
-
 def warm_start(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> TrainConfig:
     """Runs the supervised phase that `config.warm_start.steps` asks for, unless it is finished.
 
@@ -309,27 +295,13 @@ def warm_start(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fal
       ValueError: the directory holds another warm start, or an unfinished one and `resume` is False.
     """
     if config.warm_start.steps:
-        phase, directory = supervised(config), workdir / _DIRECTORY
+        phase, directory = supervised(config), workdir / WARM_START
         phase = dataclasses.replace(phase, snapshot=shared_snapshot(config, workdir))
         check_workdir(phase, directory, resume)
         if not _finished(phase, directory):
             train_sft(phase, directory, resume=resume)
         gc.collect()  # reference cycles still hold the phase's optimiser state; its memory is needed now
     return started(config, workdir)
-
-
-def started(config: TrainConfig, workdir: pathlib.Path) -> TrainConfig:
-    """The configuration of a run in `workdir`. If it has a warm start, the model is the warm start's policy."""
-    if not config.warm_start.steps:
-        return config
-    model = dataclasses.replace(config.model, path=_path(workdir / _DIRECTORY / "policy"), sight={})
-    return dataclasses.replace(config, model=model)
-
-
-def _path(policy: pathlib.Path) -> str:
-    """The policy's path for configurations. All processes of a job, and later sessions, find the policy there."""
-    path = url_of(policy)
-    return path if in_bucket(path) else str(policy)
 
 
 def supervised(config: TrainConfig) -> TrainConfig:
@@ -340,6 +312,10 @@ def supervised(config: TrainConfig) -> TrainConfig:
     """
     shared = ("length_buckets", "micro_tokens", "aggregation", "aggregation_tokens", "remat")
     learner = {name: getattr(config.learner, name) for name in shared}
+    watched = {  # the bounds about updates: the phase measures no other metrics of a run
+        field: {name: bound for name, bound in getattr(config.watch, field).items() if name.startswith("actor/")}
+        for field in ("least", "most", "falls", "drops")
+    }
     return TrainConfig(
         kind="sft",
         recipe=config.recipe,
@@ -356,20 +332,10 @@ def supervised(config: TrainConfig) -> TrainConfig:
         judge=config.judge,
         evaluation=dataclasses.replace(config.evaluation, names={}),
         checkpoint=config.checkpoint,
-        watch=_of_updates(config.watch),
+        watch=dataclasses.replace(config.watch, **watched),
         log=config.log,
         warm_start=dataclasses.replace(config.warm_start, steps=0, train_frozen=False),
     )
-
-
-def _of_updates(watch: WatchConfig) -> WatchConfig:
-    """The part of config.watch about updates. A supervised phase measures no other metrics of a run."""
-
-    def actor_bounds(bounds: Mapping[str, float]) -> dict[str, float]:
-        return {name: bound for name, bound in bounds.items() if name.startswith("actor/")}
-
-    bounds = {field: actor_bounds(getattr(watch, field)) for field in ("least", "most", "falls", "drops")}
-    return dataclasses.replace(watch, **bounds)
 
 
 def _finished(phase: TrainConfig, directory: pathlib.Path) -> bool:

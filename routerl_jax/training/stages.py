@@ -42,7 +42,7 @@ class RunStage:
 
 
 class Stages:
-    """All stages of a run. Stages on the same questions share one stream of them.
+    """All stages of a run. Stages on the same questions share one stream of them. `steps`: the run's number of steps.
 
     Raises:
       ValueError: the questions of a stage can't be read, are fewer than one step needs, are golden steps that use an unknown
@@ -52,7 +52,7 @@ class Stages:
     def __init__(self, config: TrainConfig, recipe: Recipe) -> None:
         self._streams: dict[str, ExampleStream] = {}  # by the first stage that has it
         self._stages: list[RunStage] = []
-        self._steps = config.steps
+        self.steps = config.steps
         owners: dict[Any, str] = {}
         sources: dict[str, ExampleSource] = {}
         for stage in recipe.stages:
@@ -95,7 +95,7 @@ class Stages:
         """The stage that ends after `completed` steps with another stage following; None if there is none."""
         return (
             self.at(completed - 1)
-            if 0 < completed < self._steps and any(s.start == completed for s in self._stages)
+            if 0 < completed < self.steps and any(s.start == completed for s in self._stages)
             else None
         )
 
@@ -122,8 +122,8 @@ def _updates(config: TrainConfig, recipe: Recipe, step: int) -> int:
     restarts = [stage.start for stage in recipe.stages if config.stages[stage.name].restart]
     begin = max((start for start in restarts if start <= step), default=0)
     end = min((start for start in restarts if step < start < config.steps), default=config.steps)
-    minibatches = {stage.start: config.in_stage(stage.name).learner.minibatches for stage in recipe.stages}
-    return sum(minibatches[max(start for start in minibatches if start <= i)] for i in range(begin, end))
+    updates = {stage.start: config.in_stage(stage.name).learner.updates for stage in recipe.stages}
+    return sum(updates[max(start for start in updates if start <= i)] for i in range(begin, end))
 
 
 def count_steps(config: TrainConfig) -> TrainConfig:
@@ -194,10 +194,10 @@ class ExampleStream:
     """
 
     def __init__(self, source: ExampleSource, seed: int) -> None:
-        self._source = source
         import grain.python as grain  # not with this module: with orbax, it takes more than a second
 
-        self._order = grain.MapDataset.source(_Indices(len(source))).seed(seed).shuffle().repeat()
+        self._source = source  # whose examples are fetched when their batch is due: their numbers are shuffled
+        self._order = grain.MapDataset.range(len(source)).seed(seed).shuffle().repeat()
         self._position = 0
         self._put_off: list[int] = []  # deferred examples of the present pass
 
@@ -245,7 +245,7 @@ class ExampleStream:
 
     def state(self) -> dict[str, Any]:
         """The position, as JSON-serialisable data."""
-        return {"position": self._position, "put_off": self._put_off}
+        return {"position": self._position, "put_off": list(self._put_off)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Moves to a saved position."""
@@ -254,18 +254,3 @@ class ExampleStream:
                 "the checkpoint is of an earlier version of routerl_jax, whose order of questions is kept otherwise"
             )
         self._position, self._put_off = state["position"], list(state.get("put_off", []))
-
-
-class _Indices:
-    """0, 1, 2, ...: grain shuffles indices, and examples are fetched when their batch is due."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> int:
-        if not 0 <= index < self._size:
-            raise IndexError(index)
-        return index

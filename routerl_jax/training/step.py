@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import pathlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.types import Episode
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.engine.engine import Engine
-from routerl_jax.engine.streams import EngineStats
+from routerl_jax.engine.policy import EngineStats
 from routerl_jax.evaluation.records import write_records
 from routerl_jax.learning.batch import BatchIndex
 from routerl_jax.parallel import multihost
@@ -29,7 +29,7 @@ from routerl_jax.training.credit import (
     sequences_of,
     with_logprobs,
 )
-from routerl_jax.training.fork_credit import sample_branches
+from routerl_jax.training.finer_credit import sample_branches
 from routerl_jax.training.health import (
     gap_metrics,
     memory_metrics,
@@ -97,7 +97,7 @@ def learn(
 def _learn(
     stage: RunStage, run_: Run, episodes: Sequence[Episode], groups: np.ndarray, step: int, clock: Clock
 ) -> tuple[dict[str, Any], Credit]:
-    """Assigns credit, and makes one update per mini-batch. Returns their metrics and the credit."""
+    """Assigns credit, and makes one update per mini-batch of each pass. Returns their metrics and the credit."""
     settings, learner = stage.config.learner, run_.learner
     sequences, owner = sequences_of(episodes)
     portion = -(-len(sequences) // settings.minibatches)
@@ -117,9 +117,10 @@ def _learn(
     if settings.share_prefixes:  # what begins alike
         together = attempts_of(episodes) if stage.config.rollout.forks else groups[owner]
     updates = _Updates(step)
-    for minibatch in portions(credit.keep, settings.minibatches, order, together):
-        if len(minibatch):
-            _update(stage, run_, sequences, learned, credit, minibatch, updates, clock)
+    for _ in range(settings.passes):
+        for minibatch in portions(credit.keep, settings.minibatches, order, together):
+            if len(minibatch):
+                _update(stage, run_, sequences, learned, credit, minibatch, updates, clock)
     if not len(credit.keep):  # nothing to learn from; sampler and learner are compared all the same
         scored = learner.logprobs(sequences, portion=portion)
         updates.compare(sequences, [lp[s.loss_mask] for s, lp in zip(sequences, scored)])
@@ -257,7 +258,7 @@ def log_episodes(
       credit: of the step's sequences, in the order of the episodes.
       token_bytes: the bytes behind each token id (`Tokenizer.token_bytes`).
     """
-    chosen = _groups(episodes, config.log_episodes) if config.log_groups else _spread(episodes, config.log_episodes)
+    chosen = _logged(episodes, config.log_episodes, by_question=config.log_groups)
     if not chosen:
         return
     before = np.cumsum([0, *(len(episode.sequences) for episode in episodes)])
@@ -265,53 +266,35 @@ def log_episodes(
     learned = []
     for index in chosen:
         indices = range(before[index], before[index + 1])
-        advantages = [credit.advantages[i] for i in indices]
+        pairs = [
+            (sequence, credit.advantages[i]) for sequence, i in zip(episodes[index].sequences, indices, strict=True)
+        ]
+        sampled = np.concatenate([np.zeros(0), *(values[sequence.loss_mask] for sequence, values in pairs)])
         fields: dict[str, Any] = {
-            "advantage": _mean(episodes[index].sequences, advantages),
+            "advantage": round(float(sampled.mean()), _DIGITS) if len(sampled) else 0.0,
             "trained": any(i in trained_indices for i in indices),
         }
         if config.log_tokens:
-            pairs = zip(episodes[index].sequences, advantages, strict=True)
             fields["tokens"] = [_tokens(sequence, values, token_bytes) for sequence, values in pairs]
         learned.append(fields)
     path = workdir / "episodes" / f"step-{step:06d}.jsonl"
     write_records(path, [episodes[index] for index in chosen], learned, step=step)
 
 
-def _spread(episodes: Sequence[Episode], count: int) -> list[int]:
-    """Attempts spread evenly over the step, as many as fit in `count` episodes; of a forked attempt all branches."""
-    attempts = _grouped_indices(episodes, lambda episode: (episode.example.id, episode.sample))
-    stride = max(len(episodes) // max(count, 1), 1)
-    return _fitting(attempts[::stride], count)
-
-
-def _groups(episodes: Sequence[Episode], count: int) -> list[int]:
-    """All attempts at the step's first questions, as many questions as fit in `count` episodes."""
-    return _fitting(_grouped_indices(episodes, lambda episode: episode.example.id), count)
-
-
-def _grouped_indices(episodes: Sequence[Episode], key: Callable[[Episode], Hashable]) -> list[list[int]]:
-    """Indices of the episodes that have a key in common."""
-    groups: dict[Hashable, list[int]] = {}
+def _logged(episodes: Sequence[Episode], count: int, *, by_question: bool) -> list[int]:
+    """Indices of the episodes to record: whole attempts (all branches of a forked one) that are spread evenly over the step, or
+    all attempts at its first questions. As many as fit in `count`, the first even if it is larger; none if `count` is 0."""
+    units: dict[Hashable, list[int]] = {}
     for index, episode in enumerate(episodes):
-        groups.setdefault(key(episode), []).append(index)
-    return list(groups.values())
-
-
-def _fitting(groups: Sequence[list[int]], count: int) -> list[int]:
-    """The first groups, each whole, as many as fit in `count`; the first one even if it is larger. None if `count` is 0."""
+        key = episode.example.id if by_question else (episode.example.id, episode.sample)
+        units.setdefault(key, []).append(index)
+    stride = 1 if by_question else max(len(episodes) // max(count, 1), 1)
     chosen: list[int] = []
-    for group in groups if count else ():
-        if chosen and len(chosen) + len(group) > count:
+    for unit in list(units.values())[::stride] if count else ():
+        if chosen and len(chosen) + len(unit) > count:
             break
-        chosen += group
+        chosen += unit
     return chosen
-
-
-def _mean(sequences: Sequence[TokenSequence], advantages: Sequence[np.ndarray]) -> float:
-    sampled = [values[sequence.loss_mask] for sequence, values in zip(sequences, advantages, strict=True)]
-    joined = np.concatenate([np.zeros(0), *sampled])
-    return round(float(joined.mean()), _DIGITS) if len(joined) else 0.0
 
 
 def _tokens(sequence: TokenSequence, advantages: np.ndarray, token_bytes: Sequence[bytes]) -> dict[str, list[Any]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.engine.streams import Generated, PromptTooLong, Stream
+from routerl_jax.engine.policy import Generated, PromptTooLong, Stream
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar, R1SearcherOpenedAnswer
 from tests import seeing, tiny
 

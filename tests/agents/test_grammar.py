@@ -8,14 +8,13 @@ import pytest
 from routerl_jax.agents.grammar import GRAMMARS
 from routerl_jax.agents.tool_calls import ToolCalls
 from routerl_jax.core.types import Action, Call, Passage
-from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch_r1
-from routerl_jax.recipes.mmsearch_r1.protocol import MMSearchCalls
+from routerl_jax.recipes.mmsearch_r1.protocol import REFUSAL, MMSearchCalls, MMSearchTags
 from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from routerl_jax.recipes.routerag import RouteRAGGrammar
 from routerl_jax.recipes.search_r1 import SearchR1Grammar
-from routerl_jax.recipes.vrag_rl import protocol as vrag_rl
+from routerl_jax.recipes.vrag_rl.protocol import VRAGTags
 
 ROUTER = R1RouterGrammar(tools=("text", "text_image", "table"))
 SEARCHER = R1SearcherGrammar(tools=("text",))
@@ -135,9 +134,9 @@ PROTOCOLS: dict[str, tuple[Callable[[str], Action], str, str]] = {
     "r1_searcher": (SEARCHER.parse, "think", "<|begin_of_query|>Who?<|end_of_query|>"),
     "routerag": (RouteRAGGrammar(tools=("passage",)).parse, "think", "<search>[passage] Who?</search>"),
     "r1_router": (ROUTER.parse, "think", "<sub-question>Who?</sub-question><ret>text retriever</ret>"),
-    "vrag_rl": (lambda text: vrag_rl.parse(text, "pages"), "think", "<search>Who?</search>"),
+    "vrag_rl": (VRAGTags(tools=("pages",)).parse, "think", "<search>Who?</search>"),
     "mmsearch_r1": (
-        lambda text: mmsearch_r1.parse(text, image_tool="image", text_tool="text"),
+        MMSearchTags(tools=("image", "text"), image_tool="image").parse,
         "reason",
         "<text_search>Who?</text_search>",
     ),
@@ -198,20 +197,20 @@ def test_a_thought_that_is_not_closed_has_no_answer(protocol: str) -> None:
 
 def test_steps_read_no_tags_in_thoughts() -> None:
     steps = StepProtocol(tools=("text",))
-    route = steps.parse_route(
+    route = steps.routes.parse(
         "<think><sub-question>no</sub-question> in <ret>none</ret></think>"
         "<sub-question>Who?</sub-question><ret>text retriever</ret>"
     )
     assert (route.tool, route.query) == ("text", "Who?")
-    assert steps.parse_answer("<think>not <answer>Lome</answer></think><answer>Accra</answer>").answer == "Accra"
-    assert steps.parse_answer("<think>not <answer>Lome</answer>").kind == "invalid"
+    assert steps.answers.parse("<think>not <answer>Lome</answer></think><answer>Accra</answer>").answer == "Accra"
+    assert steps.answers.parse("<think>not <answer>Lome</answer>").kind == "invalid"
 
 
 def test_what_a_thought_refuses_is_no_refusal() -> None:
     for name in ("mmsearch_r1", "mmsearch_r1 by calls"):
-        text = written(name, f"{{o}}Else I'd say: {mmsearch_r1.REFUSAL}.{{c}}")
+        text = written(name, f"{{o}}Else I'd say: {REFUSAL}.{{c}}")
         assert PROTOCOLS[name][0](text).kind == "invalid"
-        assert PROTOCOLS[name][0](text + f"\n{mmsearch_r1.REFUSAL}").kind == "refusal"
+        assert PROTOCOLS[name][0](text + f"\n{REFUSAL}").kind == "refusal"
 
 
 def test_marks_of_calls_in_running_words_are_no_call() -> None:

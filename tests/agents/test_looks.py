@@ -14,9 +14,8 @@ from rich.console import Console
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.driver import run
-from routerl_jax.agents.observation import Look, demonstrated
+from routerl_jax.agents.observation import Look, Viewer, demonstrated
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.agents.viewer import Viewer
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Action, Episode, Example, Shown
 from routerl_jax.evaluation.records import episode_of, read_records, write_records

@@ -92,10 +92,10 @@ AGENTS: dict[str, tuple[Agent, tuple[str, ...]]] = {
     "stepwise": (
         STEPWISE,
         (
-            STEPS.write_route("hm", "capital?", "text"),
-            STEPS.write_answer("so", f"It is {FORGED}."),
-            STEPS.write_route("done", "none", "none"),
-            STEPS.write_answer("sum", "Accra"),
+            STEPS.routes.write_search("hm", "capital?", "text"),
+            STEPS.answers.write_answer("so", f"It is {FORGED}."),
+            STEPS.routes.write_search("done", "none", "none"),
+            STEPS.answers.write_answer("sum", "Accra"),
         ),
     ),
 }

@@ -18,11 +18,11 @@ TOOLS = ("text", "table")
 PROTOCOL = StepProtocol(tools=TOOLS)
 AGENT = StepwiseAgent(protocol=PROTOCOL, k=2, max_turn_tokens=200, answer_tokens=40)
 EXAMPLE = Example(id="q", question="How many live in the capital?", answers=("2.5 million",))
-STEP = PROTOCOL.write_route("hm", "capital?", "text")
-LAST = PROTOCOL.write_route("hm", "how many live there?", "table")
-STOP = PROTOCOL.write_route("done", "none", "none")
-FOUND = PROTOCOL.write_answer("so", "It is Accra.")
-FINAL = PROTOCOL.write_answer("sum", "2.5 million")
+STEP = PROTOCOL.routes.write_search("hm", "capital?", "text")
+LAST = PROTOCOL.routes.write_search("hm", "how many live there?", "table")
+STOP = PROTOCOL.routes.write_search("done", "none", "none")
+FOUND = PROTOCOL.answers.write_answer("so", "It is Accra.")
+FINAL = PROTOCOL.answers.write_answer("sum", "2.5 million")
 
 
 def play(*turns, agent=AGENT, example=EXAMPLE, tools=None, **engine_options):
@@ -45,7 +45,7 @@ def texts(episode, engine):
 
 
 def test_a_question_goes_through_routes_answers_and_the_final_answer():
-    episode, engine, tools = play(STEP, FOUND, LAST, PROTOCOL.write_answer("so", "2.5 million."), STOP, FINAL)
+    episode, engine, tools = play(STEP, FOUND, LAST, PROTOCOL.answers.write_answer("so", "2.5 million."), STOP, FINAL)
     assert episode.answer == "2.5 million"
     assert [(call.tool, call.query) for call in episode.calls] == [
         ("text", "capital?"),
@@ -60,7 +60,7 @@ def test_a_question_goes_through_routes_answers_and_the_final_answer():
         STEP,
         FOUND,
         LAST,
-        PROTOCOL.write_answer("so", "2.5 million."),
+        PROTOCOL.answers.write_answer("so", "2.5 million."),
         STOP,
         FINAL,
     ]
@@ -183,7 +183,7 @@ def test_a_last_chat_that_is_cut_is_truncated():
 
 
 def test_without_room_for_the_next_chat_there_is_no_answer():
-    long = PROTOCOL.write_answer("so", "Accra " * 20)
+    long = PROTOCOL.answers.write_answer("so", "Accra " * 20)
     episode, _, _ = play(STEP, long, STEP, long, STOP, FINAL, max_length=260)
     assert episode.truncated
     assert episode.answer is None

@@ -9,6 +9,7 @@ import pytest
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import run
+from routerl_jax.agents.observation import Reply
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Example, Message
 from routerl_jax.engine.engine import Engine
@@ -158,7 +159,7 @@ class Chatting(Agent):
     async def run(self, example, llm, tools):
         chat = llm.conversation([Message(role="user", content=example.question)])
         await chat.generate(stop=self.stop, max_tokens=20)
-        room, taken = chat.room, chat.reply_tokens("It is Accra.")
+        room, taken = chat.room, chat.tokens_of(Reply("It is Accra."))
         chat.reply("It is Accra.")
         assert chat.room == room - taken
         await chat.generate(max_tokens=20)

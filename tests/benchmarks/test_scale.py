@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import roofline_gpu, scale
 from configs.r1_searcher_qwen25_7b import searcher_run
-from routerl_jax.extras.compile_check.chips import CHIPS
 from routerl_jax.extras.compile_check.hlo_costs import Costs, Operation
+from routerl_jax.extras.compile_check.roofline import CHIPS
 
 
 def point(varied: str, value: float, **changes: Any) -> scale.Point:

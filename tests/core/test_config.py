@@ -1,17 +1,42 @@
-"""Configuration: whatever the schema does not know or allow is an error that names the key."""
+"""Configuration: what the schema does not know or allow is an error that names the key; ranges; words from the source."""
 
 import dataclasses
+import math
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import ml_collections
 import pytest
 from absl import flags
 from ml_collections import config_flags
 
-from routerl_jax.core.config import first_difference, from_config_dict, to_config_dict, unknown_key
+from routerl_jax.core.config import (
+    MISSING,
+    BelowOne,
+    Count,
+    Fraction,
+    NonNegative,
+    OutOfRange,
+    Positive,
+    PositiveFraction,
+    Range,
+    Seed,
+    Size,
+    checked,
+    default_in_words,
+    fields_of,
+    first_difference,
+    from_config_dict,
+    override,
+    sections,
+    settings,
+    summary,
+    to_config_dict,
+    type_in_words,
+    unknown_key,
+)
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig, RolloutConfig, StageConfig, TrainConfig
 
 
@@ -204,3 +229,222 @@ def test_the_first_difference() -> None:
     assert first_difference({"a": 1, "b": {"c": None}}, {"a": 1, "b": {}}, "config") == ("config.b.c", None, None)
     assert first_difference({"a": 1}, {"a": 2, "b": 3}, "config") == ("config.a", 1, 2)
     assert first_difference({"a": {"b": 1}}, {"a": {"b": 1, "c": 2}}, "config") == ("config.a.c", None, 2)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class Bounded:
+    count: Count = 0
+    size: Size = 1
+    seed: Seed = 0
+    weight: NonNegative = 0.0
+    rate: Positive = 1.0
+    share: Fraction = 0.5
+    decay: BelowOne = 0.5
+    kept: PositiveFraction = 0.5
+    free: float = -3.0
+    axis: Annotated[int, Range(least=1, also=(-1,))] = -1
+    limit: Size | None = None
+    sizes: tuple[Size, ...] = ()
+    shares: Mapping[str, Fraction] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    flag: bool = False
+    kind: Literal["token", "sequence"] = "token"
+    layout: Literal["rows", "columns"] | Literal[""] = ""
+    by: Literal["cost"] | int | None = None
+    orders: tuple[Literal["up", "down"], ...] = ()
+
+    def __post_init__(self) -> None:
+        assert 1 / self.rate > 0  # what a class checks by itself relies on the ranges
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Nested:
+    inner: Bounded = Bounded()
+    parts: Mapping[str, Bounded] = dataclasses.field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"count": -1}, "count=-1 must not be negative"),
+        ({"size": 0}, "size=0 must be at least 1"),
+        ({"seed": 2**31}, "seed=2147483648 must be in [0, 2147483647]"),
+        ({"weight": -0.1}, "weight=-0.1 must not be negative"),
+        ({"rate": 0.0}, "rate=0.0 must be above 0"),
+        ({"share": 1.1}, "share=1.1 must be in [0, 1]"),
+        ({"decay": 1.0}, "decay=1.0 must be in [0, 1)"),
+        ({"kept": 0.0}, "kept=0.0 must be in (0, 1]"),
+        ({"free": math.nan}, "free=nan must be a finite number"),
+        ({"share": math.inf}, "share=inf must be a finite number"),
+        ({"axis": 0}, "axis=0 must be at least 1, or -1"),
+        ({"limit": 0}, "limit=0 must be at least 1"),
+        ({"sizes": (4, 0)}, "sizes[1]=0 must be at least 1"),
+        ({"shares": {"a": 0.5, "b.c": 2.0}}, "shares.b.c=2.0 must be in [0, 1]"),
+        ({"options": {"em": {"weight": math.nan}}}, "options.em.weight=nan must be a finite number"),
+    ],
+)
+def test_what_is_out_of_range_is_named_where_it_stands(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(OutOfRange) as direct:
+        Bounded(**change)
+    assert str(direct.value) == complaint
+    for raw, path in (({"inner": change}, "config.inner"), ({"parts": {"one": change}}, "config.parts.one")):
+        with pytest.raises(ValueError, match="must") as read:
+            from_config_dict(Nested, raw)
+        assert str(read.value) == f"{path}.{complaint}"
+    with pytest.raises(ValueError, match="must") as overridden:
+        override(Nested(), {"inner": change}, "config.stages.main")
+    assert str(overridden.value) == f"config.stages.main.inner.{complaint}"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"kind": "tokens"}, "kind='tokens' must be 'token' or 'sequence'"),
+        ({"layout": "diagonals"}, "layout='diagonals' must be 'rows', 'columns' or ''"),
+        ({"orders": ("up", "left")}, "orders[1]='left' must be 'up' or 'down'"),
+        ({"by": "size"}, "by='size' must be 'cost'"),
+    ],
+)
+def test_a_choice_is_one_of_those_of_its_type(change: dict[str, Any], complaint: str) -> None:
+    """Also where no configuration was read; what is read from one, core.config checks."""
+    with pytest.raises(OutOfRange) as direct:
+        Bounded(**change)
+    assert str(direct.value) == complaint
+    assert Bounded(kind="sequence", layout="columns", by="cost", orders=("down",)).by == "cost"
+    assert Bounded(by=7).by == 7
+
+
+def test_bounds_belong_to_ranges() -> None:
+    edges = Bounded(count=0, size=1, seed=2**31 - 1, share=1.0, decay=0.0, kept=1.0, axis=1, limit=None, sizes=(1,))
+    assert dataclasses.replace(edges, share=0.0, flag=True).shares == {}
+    assert Bounded(options={"em": 1, "f1": {"by": "cost"}}).options
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Box:
+    """What is inside.
+
+    Attributes:
+      width, height: of a box,
+        in pixels: both.
+      name: not of a field
+    """
+
+    width: int = 1
+    height: int = 2  # at its end
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Base:
+    """Common."""
+
+    shared: str = "#1"  # of all # kinds
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Commented(Base):
+    """All of it. In two
+    sentences."""
+
+    needed: int
+
+    # a heading that is no comment of a field
+
+    above: float = 0.5
+    # two lines
+    # above ..
+    both: tuple[str, ...] = ()  # .. and one at the end
+    # of a value that is broken over lines
+    long: Mapping[str, float] = dataclasses.field(
+        default_factory=lambda: {
+            "a": 1.0,  # is not of the field
+        }
+    )  # after its last
+    shared: str = "other"
+    inner: Box = Box(width=7)  # where it is 7 wide
+    again: Box = Box(width=7)
+    narrow: Box = Box()
+    parts: Mapping[str, Box] = dataclasses.field(default_factory=lambda: {"usual": Box(height=5)})
+
+    def method(self) -> int:
+        # of no field
+        return self.needed
+
+
+def test_descriptions_of_fields() -> None:
+    words = {field.name: field.description for field in fields_of(Commented)}
+    assert words == {
+        "shared": "of all # kinds",
+        "needed": "",
+        "above": "",
+        "both": "two lines above .. .. and one at the end",
+        "long": "of a value that is broken over lines after its last",
+        "inner": "where it is 7 wide",
+        "again": "",
+        "narrow": "",
+        "parts": "",
+    }
+    assert [field.description for field in fields_of(Box)] == ["of a box, in pixels: both.", "at its end"]
+    assert summary(Commented) == "All of it. In two sentences."
+    assert summary(Box) == "What is inside."
+    needed, shared = (
+        next(field for field in fields_of(Commented) if field.name == name) for name in ("needed", "shared")
+    )
+    assert default_in_words(needed.default) == "(must be set)"
+    assert default_in_words(shared.default) == "'other'"
+
+
+def test_sections_are_told_once() -> None:
+    told = {section.path: section for section in sections(Commented)}
+    assert list(told) == ["config", "config.inner", "config.again", "config.narrow", "config.parts.NAME"]
+    assert [field.name for field in told["config"].fields] == ["shared", "needed", "above", "both", "long", "parts"]
+    assert [(field.name, field.default) for field in told["config.inner"].fields] == [("width", 7), ("height", 2)]
+    assert told["config.inner"].description == "where it is 7 wide"
+    assert told["config.again"].like == "config.inner"
+    assert told["config.again"].fields == []
+    assert [(field.name, field.default) for field in told["config.narrow"].fields] == [("width", 1)]
+    assert told["config.parts.NAME"].like == "config.inner"
+    seen = {}
+    sections(Commented, "first", seen)
+    assert [section.like for section in sections(Box, "second", seen)] == ["first.inner"]
+
+
+def test_settings_and_what_differs() -> None:
+    config = Commented(needed=3, inner=Box(width=7, height=3), parts={"usual": Box(height=5), "new": Box(height=6)})
+    rows = {setting.key: setting for setting in settings(config)}
+    assert [key for key, setting in rows.items() if setting.differs] == [
+        "config.needed",
+        "config.inner.height",
+        "config.parts.new",
+        "config.parts.new.height",
+    ]
+    assert rows["config.parts.new"].section
+    assert rows["config.needed"].default is MISSING
+    assert (rows["config.inner.width"].value, rows["config.inner.width"].default) == (7, 7)
+    assert rows["config.parts.usual.height"].default == 5
+    assert rows["config.parts.new.height"].default == 2
+    emptied = {setting.key: setting for setting in settings(dataclasses.replace(config, parts={}))}
+    assert emptied["config.parts"].differs
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [
+        (Count, "int >= 0"),
+        (Size, "int >= 1"),
+        (Positive, "float > 0"),
+        (Fraction, "float in [0, 1]"),
+        (BelowOne, "float in [0, 1)"),
+        (PositiveFraction, "float in (0, 1]"),
+        (Annotated[int, Range(least=1, also=(-1,))], "int >= 1 or -1"),
+        (Literal["a", "b"], '"a" or "b"'),
+        (Literal["a"] | Literal[""], '"a" or ""'),
+        (int | None, "int or None"),
+        (tuple[Count, ...], "list of int >= 0"),
+        (Mapping[str, float | Mapping[str, Any]], "names with float or names with anything"),
+        (Box, "Box"),
+    ],
+)
+def test_types_in_words(hint: Any, words: str) -> None:
+    assert type_in_words(hint) == words

@@ -1,11 +1,19 @@
-"""Files that appear whole."""
+"""Files that appear whole, and where things are kept."""
 
 import json
 import pathlib
 
 import pytest
 
-from routerl_jax.core.files import atomic_file, check_same, read_json, read_json_lines, write_atomic, write_json_lines
+from routerl_jax.core.files import (
+    atomic_file,
+    cache_directory,
+    check_same,
+    read_json,
+    read_json_lines,
+    write_atomic,
+    write_json_lines,
+)
 
 
 def test_a_failed_writer_changes_nothing(tmp_path: pathlib.Path) -> None:
@@ -72,3 +80,11 @@ def test_a_damaged_line_is_named_and_an_unfinished_one_left_out(tmp_path: pathli
         file.write("\n1")
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 3: not JSON .*; delete the line"):
         list(read_json_lines(path))
+
+
+def test_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    monkeypatch.setenv("ROUTERL_CACHE", "/somewhere")
+    assert cache_directory() == pathlib.Path("/somewhere")
+    monkeypatch.setenv("ROUTERL_CACHE", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / ".cache" / "routerl_jax"

@@ -20,7 +20,7 @@ import pytest
 
 from routerl_jax.core import progress
 from routerl_jax.core.progress import Bar, be_quiet, note, waiting
-from routerl_jax.parallel import compilation
+from routerl_jax.parallel import devices
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -115,8 +115,8 @@ def test_a_bar_that_is_forgotten_leaves_nothing() -> None:
 
 def test_compilations_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     heard = []
-    monkeypatch.setattr(compilation, "compiling", heard.append)
-    compilation.tell_compilations()
+    monkeypatch.setattr(devices, "compiling", heard.append)
+    devices.tell_compilations()
     jax.jit(lambda x: jnp.sin(x) * 12345.678)(jnp.ones(7)).block_until_ready()
     assert heard[-2:] == [True, False]
 

@@ -12,6 +12,9 @@ import pyarrow
 import pyarrow.parquet
 from PIL import Image
 
+from routerl_jax.core.types import Example
+from routerl_jax.data.readers import FileExamples
+
 HOTPOT = {
     "_id": "5a8b57f2",
     "question": "In which country is the birthplace of Ada Pell?",
@@ -284,3 +287,10 @@ def as_parquet(path: pathlib.Path, *rows: dict[str, Any]) -> pathlib.Path:
     """A .parquet file."""
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(rows)), path)
     return path
+
+
+def only(path: pathlib.Path, form: str = "") -> Example:
+    """The question of a file with one."""
+    examples = FileExamples(path, form)
+    assert len(examples) == 1
+    return examples[0]

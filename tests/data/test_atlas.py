@@ -12,11 +12,18 @@ import pytest
 from PIL import Image
 
 from routerl_jax.core.types import Passage
-from routerl_jax.data.atlas import extract, flags, world
-from routerl_jax.data.atlas.builder import AtlasExamples
+from routerl_jax.data.atlas import flags, world
 from routerl_jax.data.atlas.demonstrations import UNKNOWN, DemonstrationSource, ReadingDrills, Scene, StepSource
 from routerl_jax.data.atlas.invented import invented_world
-from routerl_jax.data.atlas.questions import PICTURES, SHOWN, Hop, Question, picture_passages, real_questions
+from routerl_jax.data.atlas.questions import (
+    PICTURES,
+    SHOWN,
+    AtlasExamples,
+    Hop,
+    Question,
+    picture_passages,
+    real_questions,
+)
 from routerl_jax.data.atlas.questions import captions as flag_captions
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.data.trajectories import golden_steps
@@ -28,7 +35,7 @@ SPLITS: tuple[world.Split, ...] = ("train", "validation", "test")
 
 @pytest.fixture(scope="module")
 def questions() -> dict[str, list[Question]]:
-    return {split: real_questions(split) for split in SPLITS}
+    return {split: list(real_questions(split)) for split in SPLITS}
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +112,7 @@ def test_backward_questions_are_unambiguous(questions: dict[str, list[Question]]
     assert all(len(values) == 1 for values in found.values())
 
 
-def test_builder_reads_the_same_questions(questions: dict[str, list[Question]]) -> None:
-    """tensorflow-datasets' array_record files, read without TensorFlow, hold what the world makes."""
+def test_the_data_set_has_the_questions_of_the_world(questions: dict[str, list[Question]]) -> None:
     source = open_dataset("atlas/validation")
     assert isinstance(source, AtlasExamples)
     assert len(source) == len(questions["validation"])
@@ -130,7 +136,7 @@ def test_unknown_knowledge_base() -> None:
 
 
 def test_facts_are_clean() -> None:
-    rows = json.loads(extract.FACTS.read_text(encoding="utf-8"))
+    rows = json.loads(world.FACTS.read_text(encoding="utf-8"))
     assert len({row["name"] for row in rows}) == len(rows)
     assert all(value and value == value.strip() for row in rows for value in row.values())
 
@@ -140,7 +146,7 @@ def test_facts_are_clean() -> None:
     [(7, "7"), (468, "468"), (10_991, "11 thousand"), (31_244_005, "31.2 million"), (1_210_000_000, "1210 million")],
 )
 def test_rounded(amount: float, text: str) -> None:
-    assert extract.rounded(amount) == text
+    assert world.rounded(amount) == text
 
 
 def test_invented_worlds_have_unique_new_names() -> None:

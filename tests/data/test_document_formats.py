@@ -16,8 +16,7 @@ from routerl_jax.data.formats.known import format_of
 from routerl_jax.data.gold_paths import gold_path
 from routerl_jax.data.readers import FileExamples, open_dataset
 from tests.data import original_rows as rows
-from tests.data.original_rows import as_json, as_parquet, png
-from tests.data.test_formats import only
+from tests.data.original_rows import as_json, as_parquet, only, png
 
 
 def test_vidoseek(tmp_path: pathlib.Path) -> None:

@@ -16,16 +16,10 @@ from routerl_jax.data.formats.format import passage_id
 from routerl_jax.data.formats.known import format_of, read_passages
 from routerl_jax.data.readers import FileExamples, open_dataset
 from tests.data import original_rows as rows
-from tests.data.original_rows import as_json, as_parquet, as_table, png
+from tests.data.original_rows import as_json, as_parquet, as_table, only, png
 
 ADA = passage_id("Ada Pell", "Ada Pell was born in Moss Town. She sails.")
 MOSS = passage_id("Moss Town", "Moss Town lies on a fjord. It is in Norway.")
-
-
-def only(path: pathlib.Path, form: str = "") -> Example:
-    examples = FileExamples(path, form)
-    assert len(examples) == 1
-    return examples[0]
 
 
 def test_hotpotqa(tmp_path: pathlib.Path) -> None:

@@ -17,8 +17,7 @@ from routerl_jax.core.types import Example
 from routerl_jax.data.formats.known import format_of, read_passages
 from routerl_jax.data.readers import FileExamples, open_dataset
 from tests.data import original_rows as rows
-from tests.data.original_rows import as_json, as_parquet, png
-from tests.data.test_formats import only
+from tests.data.original_rows import as_json, as_parquet, only, png
 
 RED, BLUE = png("red"), png("blue", 5)
 

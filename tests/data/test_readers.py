@@ -1,4 +1,4 @@
-"""Questions from files: both formats, real files, and errors that lead to the line."""
+"""Questions from files: both formats, real files, errors that lead to the line, and short names of data sets."""
 
 import gzip
 import itertools
@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from launch.evaluate import _file_name
 from routerl_jax.core.types import Example
-from routerl_jax.data.readers import DATASETS, FileExamples, Subset, in_turns, open_dataset
+from routerl_jax.data.readers import DATASETS, FileExamples, Subset, in_turns, open_dataset, short_names
 from tests.data.original_rows import png
 
 ROWS = [
@@ -299,3 +300,20 @@ def test_a_function_s_data_set_is_checked(monkeypatch: pytest.MonkeyPatch) -> No
 def test_answers_are_no_string() -> None:
     with pytest.raises(ValueError, match=r"example '1': answers='Accra' is a string; .*: \('Accra',\)"):
         Example(id="1", question="?", answers="Accra")  # type: ignore[arg-type]
+
+
+def test_names_tell_data_sets_apart() -> None:
+    assert short_names(["a/dev.jsonl.gz", "musique:b/test.json"]) == ["dev", "test"]
+    assert short_names(["a/dev.json[0:50]", "musique:b/test.json[50:]"]) == ["dev", "test"]
+    assert short_names(["a/dev.json", "b/dev.json"]) == ["a-dev", "b-dev"]
+    assert short_names(["configs.r1_router_small:train_questions", "configs.r1_router_small:test_questions"]) == [
+        "train_questions",
+        "test_questions",
+    ]
+
+
+def test_a_benchmark_has_a_directory_of_its_own() -> None:
+    assert _file_name("atlas/test/visual") == "atlas-test-visual"
+    assert _file_name("a/questions_dev.jsonl.gz") == "questions_dev"
+    assert _file_name("configs.r1_router_small:test_questions") == "test_questions"
+    assert _file_name("..") == "questions"

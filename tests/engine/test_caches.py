@@ -11,9 +11,9 @@ from routerl_jax.engine.device_calls import cache_kind
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.fused import FusedCache
 from routerl_jax.engine.pages import PagedCache, page_length
+from routerl_jax.engine.policy import EngineStats
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.engine.segments import SegmentCache
-from routerl_jax.engine.streams import EngineStats
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 from tests.engine import reference

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 from routerl_jax.engine.engine import Engine
+from routerl_jax.engine.policy import EngineStats, Generated
 from routerl_jax.engine.rows import (
     Chunk,
     PrefillShapes,
@@ -26,7 +27,6 @@ from routerl_jax.engine.rows import (
     round_up,
 )
 from routerl_jax.engine.sampling import GREEDY, Sampling
-from routerl_jax.engine.streams import EngineStats, Generated
 from routerl_jax.parallel.mesh import single_device_mesh
 from tests import tiny
 

@@ -14,7 +14,7 @@ from routerl_jax.engine import device_calls
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.loop import EngineLoop
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.parallel.device_memory import OutOfMemory, with_less
+from routerl_jax.parallel.devices import OutOfMemory, with_less
 from tests import tiny
 from tests.memory import needs_too_much
 

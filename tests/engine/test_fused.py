@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from routerl_jax.engine.cache import quantize_tokens
-from routerl_jax.engine.fused import FusedCache
-from routerl_jax.engine.fused_kernels import fused_attention, fused_decode
+from routerl_jax.engine.fused import FusedCache, fused_attention, fused_decode
 from routerl_jax.engine.segments import chunked_attention
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny

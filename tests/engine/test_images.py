@@ -31,7 +31,7 @@ def logprobs(model, sequence) -> np.ndarray:
     features = None
     if sequence.images:
         placed = [image for _, image in sequence.images]
-        inputs = concatenate(placed, [sum(len(image.patches) for image in placed)])
+        inputs = concatenate(placed)
         index = np.full((1, len(sequence)), -1)
         slots = iter(inputs.slots)
         for first, image in sequence.images:

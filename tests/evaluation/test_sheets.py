@@ -10,7 +10,7 @@ from PIL import Image
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.evaluation.records import read_records, write_records
-from routerl_jax.evaluation.sheets import _COLOURS, pictures_shown, sheet, write_sheet
+from routerl_jax.evaluation.trajectory import _COLOURS, pictures_shown, sheet, write_sheet
 from routerl_jax.models.regions import RegionRule
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig, TrainConfig

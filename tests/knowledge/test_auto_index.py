@@ -13,7 +13,7 @@ from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from routerl_jax.knowledge.builds import BuildReport, changes, check_kb
 from routerl_jax.knowledge.exact_index import ExactIndex
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.knowledge.pictures.build import PicturesConfig
+from routerl_jax.knowledge.pictures import PicturesConfig
 from routerl_jax.knowledge.scann_index import ScannIndex, ScannSettings
 from routerl_jax.knowledge.update import update
 from routerl_jax.training.config import KnowledgeConfig

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from routerl_jax.core.types import Passage, TextAndImage
-from routerl_jax.extras.kb_server.config import ServeConfig, open_served
+from routerl_jax.extras.kb_server.app import ServeConfig, open_served
 from routerl_jax.knowledge.base import KnowledgeBase
 from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from routerl_jax.knowledge.hybrid import HybridConfig, HybridKB, build_hybrid, reciprocal_rank_fusion

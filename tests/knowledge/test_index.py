@@ -14,7 +14,7 @@ from routerl_jax.knowledge.build import BuildConfig, build_from_passages
 from routerl_jax.knowledge.exact_index import ExactIndex
 from routerl_jax.knowledge.index import INDEXES, VectorIndex
 from routerl_jax.knowledge.scann_index import ScannIndex
-from routerl_jax.parallel.compilation import compiled_programs
+from routerl_jax.parallel.devices import compiled_programs
 from routerl_jax.parallel.mesh import make_mesh
 from tests.knowledge.helpers import HashEncoder, InMemory, clustered, make_passages
 

@@ -23,7 +23,6 @@ from routerl_jax.knowledge.pages.index import (
     RaggedWriter,
     decode,
     encode,
-    maxsim,
     padded_length,
     page_recall,
     pool,
@@ -66,7 +65,7 @@ def test_reference_scores_of_real_pages(colqwen: Any, dtype: Any, devices: int) 
     queries = [vectors[name][5:21].astype(np.float32) for name in reference]
     expected = [[reference[name][page] for page in vectors] for name in reference]
     mesh = make_mesh(devices=jax.devices()[:devices])
-    np.testing.assert_allclose(maxsim(queries, pages, mesh=mesh), expected, rtol=0, atol=1e-4)
+    np.testing.assert_allclose(MaxSim(pages, mesh=mesh).scores(queries), expected, rtol=0, atol=1e-4)
 
 
 def test_queries_and_pages_of_any_length() -> None:
@@ -90,7 +89,7 @@ def test_queries_that_bfloat16_would_round_are_not_rounded() -> None:
     pages = [unit(20, 16).astype(ml_dtypes.bfloat16) for _ in range(3)]
     query = unit(10, 16)
     expected = max_similarity([query], [page.astype(np.float32) for page in pages])
-    np.testing.assert_allclose(maxsim([query], pages), expected, rtol=1e-6)
+    np.testing.assert_allclose(MaxSim(pages).scores([query]), expected, rtol=1e-6)
 
 
 def test_padding_is_small() -> None:
@@ -103,7 +102,7 @@ def test_what_is_no_page() -> None:
     with pytest.raises(ValueError, match=re.escape("page 1 has shape (0, 4), expected [at least 1, 4]")):
         MaxSim([unit(2, 4), unit(0, 4)])
     with pytest.raises(ValueError, match=re.escape("query 0 has shape (2, 5)")):
-        maxsim([unit(2, 5)], [unit(2, 4)])
+        MaxSim([unit(2, 4)]).scores([unit(2, 5)])
     with pytest.raises(ValueError, match="at least one page"):
         MaxSim([])
 

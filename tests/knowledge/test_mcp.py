@@ -20,8 +20,8 @@ from routerl_jax.core.time_limit import time_limit
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.extras.kb_server.app import ServerSettings
 from routerl_jax.extras.kb_server.mcp import http_app
+from routerl_jax.extras.kb_server.requests import Limits
 from routerl_jax.extras.mcp_tools import McpTool, _passages
-from routerl_jax.knowledge.client.schema import Limits
 from routerl_jax.knowledge.client.transport import Unavailable
 from tests.extras.kb_server.servers import EchoKB, running, search, serving
 from tests.knowledge.mcp_servers import PNG

@@ -11,7 +11,7 @@ from PIL import Image
 
 from benchmarks import page_documents
 from benchmarks.page_documents import asked, listed, recalls
-from routerl_jax.agents.viewer import Viewer
+from routerl_jax.agents.observation import Viewer
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Shown
 from routerl_jax.knowledge.load import load_kb

@@ -19,8 +19,15 @@ from routerl_jax.core.types import Passage, TextAndImage
 from routerl_jax.knowledge.builds import KB_BUILDERS
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.picture_files import PictureFiles
-from routerl_jax.knowledge.pictures.build import PicturesConfig, _Build, build_pictures
-from routerl_jax.knowledge.pictures.kb import ReverseImageKB, TextImageKB, difference_hash, near_duplicates
+from routerl_jax.knowledge.pictures import (
+    PicturesConfig,
+    ReverseImageKB,
+    TextImageKB,
+    _Build,
+    build_pictures,
+    difference_hash,
+    near_duplicates,
+)
 from routerl_jax.models.families.clip import Clip, uniir_text
 from tests.knowledge.helpers import write_jsonl
 from tests.models import test_clip

@@ -15,6 +15,7 @@ from huggingface_hub import constants
 
 from routerl_jax.core.config import to_config_dict
 from routerl_jax.core.packages import code_version
+from routerl_jax.extras.model_card import licence_of, write_card
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.training.config import (
     AgentConfig,
@@ -26,7 +27,6 @@ from routerl_jax.training.config import (
     ModelConfig,
     TrainConfig,
 )
-from routerl_jax.training.model_card import licence_of, write_card
 from tests import tiny
 from tests.hub import TOKEN, Hub
 from tests.programs import launch_here, refusal

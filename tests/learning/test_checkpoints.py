@@ -16,11 +16,9 @@ from flax import nnx
 from routerl_jax.learning import checkpoints as checkpoints_module
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, Damaged, model_fields
-from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.learner import Learner, LearnerState
+from routerl_jax.learning.losses import LossConfig, token_weights
 from routerl_jax.learning.optimizer import OptimizerConfig
-from routerl_jax.learning.programs import LearnerState
 from routerl_jax.models.config import ExpertsConfig
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.parallel.mirrors import MARK

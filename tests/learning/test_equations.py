@@ -22,8 +22,7 @@ from routerl_jax.learning.advantages import (
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.logprobs import Scores
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig, objective
+from routerl_jax.learning.losses import LossConfig, objective, token_weights
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 from tests.learning import equations

@@ -16,8 +16,7 @@ from routerl_jax.core.types import Sequence
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
 from routerl_jax.learning.logprobs import Scores, target_scores
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig, objective
+from routerl_jax.learning.losses import LossConfig, objective, token_weights
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import for_programs
 from routerl_jax.parallel.mesh import make_mesh

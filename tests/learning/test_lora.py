@@ -11,8 +11,7 @@ from routerl_jax.engine.sampling import Sampling
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig, token_weights
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.lora import LoraConfig, apply_lora, lora_fields, merge_state, merged
 from routerl_jax.parallel.mesh import make_mesh

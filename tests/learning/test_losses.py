@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from routerl_jax.learning.logprobs import Scores
-from routerl_jax.learning.losses import POLICY_LOSSES, kl_estimate, token_weights
-from routerl_jax.learning.objective import LossConfig, objective
+from routerl_jax.learning.losses import POLICY_LOSSES, LossConfig, kl_estimate, objective, token_weights
 
 RNG = np.random.default_rng(0)
 LOGPROBS, OLD = (RNG.uniform(-6, -0.1, 400) for _ in range(2))

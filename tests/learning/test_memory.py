@@ -10,10 +10,9 @@ import pytest
 
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig, token_weights
 from routerl_jax.learning.optimizer import OptimizerConfig
-from routerl_jax.parallel.device_memory import OutOfMemory
+from routerl_jax.parallel.devices import OutOfMemory
 from routerl_jax.parallel.mesh import single_device_mesh
 from tests import tiny
 from tests.memory import needs_too_much

@@ -13,7 +13,7 @@ from routerl_jax.core.types import Sequence
 from routerl_jax.learning import batch as batches
 from routerl_jax.learning.batch import BatchLayout, Bundle, bundles
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 

@@ -13,8 +13,7 @@ from routerl_jax.core.types import FREE
 from routerl_jax.engine.engine import Engine
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig, token_weights
 from routerl_jax.models.experts import balance_loss
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny

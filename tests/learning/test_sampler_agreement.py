@@ -11,8 +11,7 @@ from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig, token_weights
 from routerl_jax.parallel.mesh import make_mesh
 from tests import tiny
 

@@ -15,7 +15,7 @@ from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.types import Sequence
 from routerl_jax.learning.batch import Batch, BatchIndex, BatchLayout, bundles
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.models.image_tokens import ImageTokens
 from routerl_jax.models.patches import ImagePatches
 from routerl_jax.parallel.mesh import make_mesh

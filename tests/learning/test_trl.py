@@ -17,8 +17,7 @@ import tokenizers
 from routerl_jax.core.types import Episode, Example, Sequence
 from routerl_jax.learning.advantages import ADVANTAGES
 from routerl_jax.learning.logprobs import Scores
-from routerl_jax.learning.losses import token_weights
-from routerl_jax.learning.objective import LossConfig, objective
+from routerl_jax.learning.losses import LossConfig, objective, token_weights
 from routerl_jax.training.config import LearnerConfig
 from routerl_jax.training.credit import assign
 

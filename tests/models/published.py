@@ -8,10 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from routerl_jax.models import families
 from routerl_jax.models.family import family_of
-
-assert families  # importing them registers them
 
 
 def _decoder(kind: str, vocab: int, embed: int, layers: int, heads: int, kv_heads: int, mlp: int, **more: Any) -> dict:

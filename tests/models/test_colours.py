@@ -10,7 +10,7 @@ from routerl_jax.core.types import TextAndImage
 from routerl_jax.data.atlas import flags, world
 from routerl_jax.knowledge.encoders import encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.load import load_kb
-from routerl_jax.knowledge.pictures.build import PicturesConfig, build_pictures
+from routerl_jax.knowledge.pictures import PicturesConfig, build_pictures
 from routerl_jax.models.colours import Colours, colour_layout
 from tests.knowledge.helpers import write_jsonl
 from tests.training.small_run import make_encoder

@@ -19,7 +19,7 @@ from routerl_jax.models.embedding import _run_method, batches
 from routerl_jax.models.families.bert import Encoder
 from routerl_jax.models.huggingface import load_pretrained, save_pretrained
 from routerl_jax.models.pretrained import resolve
-from routerl_jax.parallel.compilation import compiled_programs
+from routerl_jax.parallel.devices import compiled_programs
 from routerl_jax.parallel.mesh import make_mesh
 from tests.models.families import parameters, randomize, same_tensors
 

@@ -11,8 +11,8 @@ import transformers
 
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.data.vocabulary import train_tokenizer
+from routerl_jax.models.conversion import convert_llama
 from routerl_jax.models.decoder import Decoder
-from routerl_jax.models.gguf import convert_llama
 from routerl_jax.models.huggingface import load_pretrained
 from tests.models.families import hf_logits, parameters
 

@@ -301,9 +301,9 @@ def test_several_pictures_share_an_array():
     processor = ImageProcessor(patch_size=4, min_pixels=64, max_pixels=10**5, window=32)
     first, second = processor(_PIXELS), processor(_PIXELS[:9, :17])
     assert [len(image.patches) for image in (first, second)] == [256, 64]
-    together = concatenate([first, second], [64, 320, 384, 1024])
+    together = concatenate([first, second])
     assert together.patches.shape == (320, 96)
-    assert concatenate([second, second, first], [64, 320, 384, 1024]).patches.shape == (384, 96)
+    assert concatenate([second, second, first], 1024).patches.shape == (1024, 96)
     np.testing.assert_array_equal(together.segments, np.r_[first.valid * 1, second.valid * 2])
     groups = np.asarray(together.patches).reshape(80, -1)
     tokens = together.slots[together.slots >= 0]
@@ -313,14 +313,14 @@ def test_several_pictures_share_an_array():
     empty = blank(64, 96)
     assert not empty.segments.any()
     assert (empty.slots == -1).all()
-    for images, buckets, message in [
-        ([], [64], "no image"),
-        ([first], [64, 128], "take 256 patches, the largest bucket is 128"),
-        ([first], [96], r"buckets \[96\] are not multiples of 64"),
-        ([first, ImageProcessor(patch_size=4)(_PIXELS)], [1024], "different processors"),
+    for images, patches, message in [
+        ([], 64, "no image"),
+        ([first], 128, "take 256 patches, and the array has 128"),
+        ([first], 96, "96 patches is no multiple of 64"),
+        ([first, ImageProcessor(patch_size=4)(_PIXELS)], 1024, "different processors"),
     ]:
         with pytest.raises(ValueError, match=message):
-            concatenate(images, buckets)
+            concatenate(images, patches)
     with pytest.raises(ValueError, match="do not fill the grid"):
         arrange(first.patches, (1, 4, 4), merge=2, window=None, digest="")
     with pytest.raises(ValueError, match="multiples of 2"):
@@ -349,7 +349,7 @@ def test_a_process_makes_the_pictures_of_its_devices(monkeypatch):
     assert len(blocks) == 4 * 8
     assert len({id(block) for block in blocks}) == 4 * 4
     for place in np.ndindex(2, 4):
-        expected = concatenate(groups[place], [384]) if place in groups else blank(384, 96)
+        expected = concatenate(groups[place], 384) if place in groups else blank(384, 96)
         for name in ("patches", "positions", "segments", "slots"):
             found, wanted = np.asarray(getattr(placed, name))[place], np.asarray(getattr(expected, name))
             np.testing.assert_array_equal(found, wanted.astype(jnp.bfloat16) if name == "patches" else wanted)

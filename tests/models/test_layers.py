@@ -11,8 +11,7 @@ import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from routerl_jax.models.families.llama import decoder_from_hf
-from routerl_jax.models.layers import Initializer, layer_norm, logits_of, rms_norm
-from routerl_jax.models.rope import rope_angles, rotate
+from routerl_jax.models.layers import Initializer, layer_norm, logits_of, rms_norm, rope_angles, rotate
 
 RNG = np.random.default_rng(0)
 

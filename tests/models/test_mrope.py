@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 
 from routerl_jax.models.config import DecoderConfig
 from routerl_jax.models.image_tokens import mrope_positions
-from routerl_jax.models.rope import rope_angles
+from routerl_jax.models.layers import rope_angles
 
 _IMAGE, _TEXT = 99, 7
 # Rows of (text tokens or a grid of patches): image first, last, alone, one after another, text only, a strip.

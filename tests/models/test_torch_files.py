@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 
+from routerl_jax.models.conversion import as_safetensors, read_state
 from routerl_jax.models.huggingface import load_pretrained
-from routerl_jax.models.torch_files import as_safetensors, read_state
 from tests.models.families import parameters, randomize
 
 CONFIG = transformers.BertConfig(

@@ -194,7 +194,7 @@ def test_gradients(saved: Any, kind: str, remat: Any) -> None:
     hf_loss = torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets[:, 1:])
     hf_loss.backward()
     placed = [model.image_processor(picture) for picture in images]
-    inputs = concatenate(placed, [sum(len(image.patches) for image in placed)])
+    inputs = concatenate(placed)
     index = np.full((1, len(ids)), -1)
     index[np.asarray([ids]) == IMAGE] = inputs.slots[inputs.slots >= 0]
     positions = model.image_tokens.positions(ids, placed)[0][:, None]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from routerl_jax.parallel.compilation import compiled_programs
+from routerl_jax.parallel.devices import compiled_programs
 from routerl_jax.parallel.mesh import (
     AXES,
     batch_sharding,

@@ -14,7 +14,7 @@ from flax import nnx
 
 from routerl_jax.core import buckets
 from routerl_jax.learning.checkpoints import Checkpoints, model_fields, saved_steps
-from routerl_jax.learning.programs import LearnerState
+from routerl_jax.learning.learner import LearnerState
 from routerl_jax.parallel import mirrors, workdir
 from routerl_jax.parallel.mirrors import mirrored, send
 from routerl_jax.parallel.workdir import directory_lock

@@ -617,6 +617,6 @@ def test_settings_that_need_tags_are_refused() -> None:
             agent.recorded(RecordedRounds(example=FLAG, rounds=()))
     assert router().choices is None
     with pytest.raises(ValueError, match="the retriever 'text_image', which is no function"):
-        router().protocol.write_route("", "x", "text_image")
+        router().protocol.routes.write_search("", "x", "text_image")
     with pytest.raises(ValueError, match="no chat template"):
         mmsearch().opening(FLAG, seeing.tokenizer(), seeing.MARKER)

@@ -25,7 +25,7 @@ from routerl_jax.recipes.r1_router.rewards import REWARD as ROUTER
 from routerl_jax.recipes.vrag_rl.rewards import reward
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl, sft
-from routerl_jax.training.demonstrations import Demonstrations, Shuffled, Worked
+from routerl_jax.training.demonstrations import Demonstrations, Worked, shuffled
 from routerl_jax.training.loggers import read_metrics
 from tests import seeing
 from tests.agents import chat_templates as templates
@@ -87,7 +87,7 @@ def shown(config: schema.TrainConfig, agent: Agent) -> tuple[Demonstrations, Dem
     example = (PICTURED if config.recipe == "mmsearch_r1" else PLAIN)[0]
     demonstration = Demonstration(example=example, steps=STEPS[config.recipe], thought="d", answer="Accra")
     worked = [Worked(example, agent.pieces(demonstration))] * 2
-    return Shuffled(worked, 0), Shuffled(worked, 0)
+    return shuffled(worked, 0), shuffled(worked, 0)
 
 
 def make_policy(directory: pathlib.Path) -> str:

@@ -21,7 +21,7 @@ from routerl_jax.engine.engine import Engine
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.learner import Learner, trained_parameters
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import single_device_mesh

@@ -18,7 +18,7 @@ from routerl_jax.recipes.r1_router.rewards import (
     route_reward,
     similarities,
 )
-from routerl_jax.recipes.r1_router.steps import StepProtocol, well_formed_answer, well_formed_route
+from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.rewards.terms import RewardFunction
 
 PROTOCOL = StepProtocol(tools=("text", "table", "text_image"))
@@ -64,8 +64,8 @@ def attempt(example, text):
     """An episode of a golden step, as StepAgent reads it."""
     route = example.metadata["step"].kind == "route"
     turn = Turn(text=text, stop_reason="stop", tokens=1)
-    turn.action = PROTOCOL.parse_route(text) if route else PROTOCOL.parse_answer(text)
-    turn.well_formed = well_formed_route(text) if route else well_formed_answer(text)
+    turn.action = PROTOCOL.routes.parse(text) if route else PROTOCOL.answers.parse(text)
+    turn.well_formed = PROTOCOL.routes.well_formed(text) if route else PROTOCOL.answers.well_formed(text)
     answer = (turn.action.query if route else turn.action.answer) or None
     return Episode(example=example, sample=0, answer=answer, turns=[turn], sequences=[])
 
@@ -129,7 +129,7 @@ def test_a_knowledge_base_may_be_named_with_capitals(encoder):
     protocol = StepProtocol(tools=("Wiki_2018", "table"))
     step = GoldenStep(kind="route", history=(), query="who made it?", retrievers=("wiki 2018 retriever",))
     text = ROUTE.format("who made it?", "wiki 2018 retriever")
-    turn = Turn(text=text, stop_reason="stop", tokens=1, action=protocol.parse_route(text), well_formed=True)
+    turn = Turn(text=text, stop_reason="stop", tokens=1, action=protocol.routes.parse(text), well_formed=True)
     assert turn.action.tool == "Wiki_2018"
     example = Example(id="t/1", question="?", answers=("who made it?",), metadata={"step": step})
     assert route_reward([Episode(example=example, sample=0, answer="x", turns=[turn], sequences=[])]) == [1.0]

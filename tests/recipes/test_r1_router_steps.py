@@ -6,7 +6,7 @@ import pytest
 
 from routerl_jax.data.trajectories import Document, GoldenStep, golden_steps, read_trajectories
 from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
-from routerl_jax.recipes.r1_router.steps import StepProtocol, well_formed_answer, well_formed_route
+from routerl_jax.recipes.r1_router.steps import StepProtocol
 from tests import tiny
 
 PROTOCOL = StepProtocol(tools=("text", "table", "text_image"))
@@ -25,7 +25,7 @@ ROUTE = "<think>hm</think>\n<sub-question>{}</sub-question>\n<ret>{}</ret>"
 )
 def test_routes_are_read(query, name, tool):
     """In chats of their own and in one growing conversation the names mean the same."""
-    action = PROTOCOL.parse_route(ROUTE.format(query, name))
+    action = PROTOCOL.routes.parse(ROUTE.format(query, name))
     assert (action.kind, action.tool, action.query, action.thought) == ("search", tool, query, "hm")
     growing = R1RouterGrammar(tools=PROTOCOL.tools)
     assert growing.parse(ROUTE.format(query, name)).tool == tool
@@ -48,16 +48,16 @@ def test_routes_are_read(query, name, tool):
     ],
 )
 def test_what_is_no_route_says_why(text, error):
-    action = PROTOCOL.parse_route(text)
+    action = PROTOCOL.routes.parse(text)
     assert action.kind == "invalid"
     assert error in action.error
 
 
 def test_answers_are_read():
-    action = PROTOCOL.parse_answer("<think>so</think>\n<answer> Accra </answer>")
+    action = PROTOCOL.answers.parse("<think>so</think>\n<answer> Accra </answer>")
     assert (action.kind, action.answer, action.thought) == ("answer", "Accra", "so")
-    assert PROTOCOL.parse_answer("<think>so</think> Accra").kind == "invalid"
-    assert PROTOCOL.parse_answer("<answer> </answer>").kind == "invalid"
+    assert PROTOCOL.answers.parse("<think>so</think> Accra").kind == "invalid"
+    assert PROTOCOL.answers.parse("<answer> </answer>").kind == "invalid"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_answers_are_read():
     ],
 )
 def test_the_form_of_a_route(text, fine):
-    assert well_formed_route(text) is fine
+    assert PROTOCOL.routes.well_formed(text) is fine
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,15 @@ def test_the_form_of_a_route(text, fine):
     ],
 )
 def test_the_form_of_an_answer(text, fine):
-    assert well_formed_answer(text) is fine
+    assert PROTOCOL.answers.well_formed(text) is fine
 
 
 @pytest.mark.parametrize("tool", [*PROTOCOL.tools, "none"])
 def test_what_it_writes_is_well_formed_and_read_as_it_was_meant(tool):
-    written = PROTOCOL.write_route("because", "none" if tool == "none" else "how long?", tool)
-    assert well_formed_route(written)
-    assert PROTOCOL.parse_route(written).tool == tool
-    assert well_formed_answer(PROTOCOL.write_answer("so", "Accra"))
+    written = PROTOCOL.routes.write_search("because", "none" if tool == "none" else "how long?", tool)
+    assert PROTOCOL.routes.well_formed(written)
+    assert PROTOCOL.routes.parse(written).tool == tool
+    assert PROTOCOL.answers.well_formed(PROTOCOL.answers.write_answer("so", "Accra"))
 
 
 def test_a_golden_step_is_asked_for_in_the_words_of_any_other():
@@ -118,7 +118,7 @@ def test_a_golden_step_is_asked_for_in_the_words_of_any_other():
     assert asked["route"][1].user.startswith(so_far)
     assert asked["final"][1].user.startswith(so_far)
     assert asked["answer"][1].user == "[text retriever 1] Accra is big.\nQuestion: big?\nAnswer:\n"
-    assert [said.stop for _, said in asked.values()] == ["</ret>", "</answer>", "</answer>"]
+    assert [said.form.stops for _, said in asked.values()] == [("</ret>",), ("</answer>",), ("</answer>",)]
     assert len({said.system for _, said in asked.values()}) == 3
     assert "The search failed: no reply" in PROTOCOL.answer("big?", (), "The search failed: no reply").user
 
@@ -127,7 +127,7 @@ def test_the_instructions_name_every_retriever_and_the_form():
     system = PROTOCOL.route("Why?", []).system
     for name in ("text retriever", "table retriever", "text image retriever"):
         assert f"- {name}: " in system
-    assert well_formed_route(system[system.rindex("<think>") :])
+    assert PROTOCOL.routes.well_formed(system[system.rindex("<think>") :])
     assert "'elements'" in StepProtocol(tools=("text", "elements")).route("Why?", []).system
 
 
@@ -152,10 +152,10 @@ def test_every_released_golden_step_can_be_written_and_read(shared_data):
             written = PROTOCOL.write_golden(step)
             kinds.add(step.kind)
             if step.kind == "route":
-                action = PROTOCOL.parse_route(written)
+                action = PROTOCOL.routes.parse(written)
                 assert (action.query, (PROTOCOL.label(action.tool),)) == (step.query, step.retrievers)
-                assert well_formed_route(written)
+                assert PROTOCOL.routes.well_formed(written)
             elif step.answers[0]:
-                assert PROTOCOL.parse_answer(written).answer == step.answers[0].strip()
-                assert well_formed_answer(written)
+                assert PROTOCOL.answers.parse(written).answer == step.answers[0].strip()
+                assert PROTOCOL.answers.well_formed(written)
     assert kinds == {"route", "answer", "final"}

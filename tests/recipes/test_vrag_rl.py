@@ -24,6 +24,7 @@ from routerl_jax.models.images import decode_image
 from routerl_jax.models.regions import RegionRule
 from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import MovedBoxes, VanillaRAG, VRAGAgent, moved
+from routerl_jax.recipes.vrag_rl.protocol import VRAGTags
 from tests import seeing
 from tests.agents.scripted import SeeingScript, spelled
 
@@ -34,6 +35,7 @@ CLOSER = "<think>still</think>\n<region>[0, 4, 20, 20]</region>"
 ANSWER = "<think>so</think>\n<answer>32.6M</answer>"
 BAD = "<think>hm</think>"
 AGENT = VRAGAgent(tool="pages", k=3, max_turn_tokens=200, answer_tokens=40, regions=RegionRule(least=4), instruct=False)
+TAGS = VRAGTags(tools=("pages",))
 
 
 def page(number: int) -> np.ndarray:
@@ -262,7 +264,7 @@ def test_what_does_not_fit_is_left_out_whole(play) -> None:
 
 
 def test_a_very_long_query_is_cut() -> None:
-    action = protocol.parse(f"<think>a</think><search>{'capital  of Ghana ' * 6000}</search>", "pages")
+    action = TAGS.parse(f"<think>a</think><search>{'capital  of Ghana ' * 6000}</search>")
     assert action.query == ("capital of Ghana " * 120)[:2000]
 
 
@@ -309,13 +311,12 @@ def test_an_instructed_model_is_answered_in_messages(play) -> None:
 
 
 def test_what_is_said_follows_the_settings() -> None:
-    rule, scaled = RegionRule(), RegionRule(box_scale=1000)
-    told = protocol.task(4, True, rule, "picture")
+    told = TAGS.instructions()
     assert "<bbox>[left, top, right, bottom]</bbox>, in pixels" in told
     assert "You have 4 turns" in told
-    assert "on a scale from 0 to 1000" in protocol.task(4, True, scaled, "picture")
-    assert "bbox" not in protocol.task(4, False, rule, "picture")
-    assert "best text of the page" in protocol.task(4, False, rule, "text")
+    assert "on a scale from 0 to 1000" in dataclasses.replace(TAGS, regions=RegionRule(box_scale=1000)).instructions()
+    assert "bbox" not in dataclasses.replace(TAGS, looks=False).instructions()
+    assert "best text of the page" in dataclasses.replace(TAGS, shows="text").instructions()
 
 
 @pytest.mark.parametrize("instruct", [False, True])
@@ -438,8 +439,8 @@ def test_where_boxes_are_moved_to() -> None:
     ],
 )
 def test_turns(text: str, kind: str, kept: bool) -> None:
-    assert protocol.parse(text, "pages").kind == kind
-    assert protocol.well_formed(text) is kept
+    assert TAGS.parse(text).kind == kind
+    assert TAGS.well_formed(text) is kept
 
 
 def test_choices_can_be_told_apart() -> None:

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from routerl_jax.agents.observation import demonstrated
-from routerl_jax.agents.viewer import Viewer
+from routerl_jax.agents.observation import Viewer, demonstrated
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Shown

@@ -8,8 +8,13 @@ import numpy as np
 import pytest
 
 from routerl_jax.core.text import folded
+from routerl_jax.core.types import Call, Episode, Example, Turn
+from routerl_jax.data.readers import open_dataset
+from routerl_jax.evaluation.metrics import averages
+from routerl_jax.evaluation.records import episode_record
 from routerl_jax.rewards import metrics, scoring
-from routerl_jax.rewards.metrics import NORMALIZERS
+from routerl_jax.rewards.metrics import NORMALIZERS, accepted_answers, exact_match
+from routerl_jax.rewards.terms import RewardFunction
 
 
 @pytest.mark.parametrize(
@@ -274,3 +279,173 @@ def test_anls_beside_edits_counted_by_recursion() -> None:
     for first, second in itertools.product(words[::3], words):
         share = distance(first, second) / max(len(first), len(second))
         assert metrics.anls(first, second) == pytest.approx(1 - share if share < 0.5 else 0.0)
+
+
+# --- the three normalisers on hand-computed cases; where they differ is the point ---
+
+
+# Worked out by hand from the definitions: text, search_r1, r1_searcher, vqa.
+CASES = [
+    ("The Eiffel Tower", "eiffel tower", "eiffel tower", "eiffel tower"),
+    ("An apple a day", "apple day", "apple day", "apple a day"),
+    ("well-known", "wellknown", "well known", "well known"),
+    ("U.S.A.", "usa", "u s", "usa"),
+    ("a.k.a.", "aka", "k", "aka"),
+    ("the_beatles", "thebeatles", "beatles", "beatles"),
+    ("Jackson, Mississippi", "jackson mississippi", "jackson mississippi", "jackson mississippi"),
+    ("1,000", "1000", "1 000", "1000"),
+    ("3.14", "314", "3 14", "3.14"),
+    ("born in 1990.", "born in 1990", "born in 1990", "born in 1990"),
+    ("three", "three", "three", "3"),
+    ("ten or eleven", "ten or eleven", "ten or eleven", "10 or eleven"),
+    ("none", "none", "none", "none"),
+    ("dont", "dont", "dont", "don't"),
+    ("don't", "dont", "don t", "don't"),
+    ("O'Brien's", "obriens", "o brien s", "o'brien's"),
+    ("Beyoncé Knowles", "beyoncé knowles", "beyoncé knowles", "beyoncé knowles"),
+    ("São Paulo’s", "são paulo’s", "são paulo s", "são paulo’s"),
+    ("`Quoted´", "quoted´", "quoted", "quoted´"),
+    ("東京", "東京", "東京", "東京"),
+    ("  two\n\tspaces ", "two spaces", "two spaces", "2 spaces"),
+    ("the", "", "", ""),
+    ("A an The", "", "", "a"),
+    ("!?", "", "", ""),
+    ("", "", "", ""),
+    ("True", "true", "yes", "true"),
+    (" False ", "false", "no", "false"),
+    ("true", "true", "true", "true"),
+    ("True story", "true story", "true story", "true story"),
+]
+
+
+@pytest.mark.parametrize(("text", "search_r1", "r1_searcher", "vqa"), CASES)
+def test_hand_computed(text: str, search_r1: str, r1_searcher: str, vqa: str) -> None:
+    assert NORMALIZERS.get("search_r1")(text) == search_r1
+    assert NORMALIZERS.get("r1_searcher")(text) == r1_searcher
+    assert NORMALIZERS.get("vqa")(text) == vqa
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # A hyphen that touches a space anywhere is deleted everywhere, else it is a space.
+        ("Anglo-Saxon king", "anglo saxon king"),
+        ("Anglo-Saxon king - first", "anglosaxon king first"),
+        # A comma between digits deletes every mark.
+        ("1,000 (one-way) tickets", "1000 oneway tickets"),
+        ("red;green/blue", "red green blue"),
+        ("version 2.5. Done.", "version 2.5 done"),
+        ("at 10:30", "at 10:30"),
+        ("Alien: Covenant", "alien covenant"),
+        ("the film 'The Salt Path'", "film salt path"),
+        ("'twas couldnt've somebodyd", "'twas couldn't've somebody'd"),
+        ("shell im lets", "shell im lets"),
+        ("zero, Five. nine", "0 5 9"),
+    ],
+)
+def test_vqa_details(text: str, expected: str) -> None:
+    assert NORMALIZERS.get("vqa")(text) == expected
+
+
+def test_vqa_removes_every_period() -> None:
+    # The released scorer passes a regex flag as the count and so stops after 32.
+    assert NORMALIZERS.get("vqa")("x. " * 40) == " ".join(["x"] * 40)
+
+
+@pytest.mark.parametrize("name", list(NORMALIZERS))
+@pytest.mark.parametrize("text", [case[0] for case in CASES])
+def test_idempotent(name: str, text: str) -> None:
+    normalize = NORMALIZERS.get(name)
+    assert normalize(normalize(text)) == normalize(text)
+
+
+def test_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="r1_searcher, search_r1, vqa"):
+        NORMALIZERS.get("squad")
+
+
+# --- numbers that are accepted because they lie in a range ---
+
+
+LENGTH = Example(id="q", question="?", answers=("51.97",), metadata={"answer_ranges": [[46.773, 57.167]]})
+
+
+@pytest.mark.parametrize(
+    ("prediction", "more"),
+    [
+        (None, ()),
+        ("no idea", ()),
+        ("about 52 metres", ("52", "about 52 metres")),
+        ("at −52 metres", ()),
+        ("minus 52", ()),
+        ("５２ m", ("52", "５２ m")),
+        ("46.773", ("46.773",)),
+        ("46.772", ()),
+        ("-50", ()),
+        ("48-58", ("48", "48-58")),  # 9.2 of the 11.2 that both cover
+        ("48–50 m", ("48", "50", "48–50 m")),
+        ("between 58 and 48", ("48", "between 58 and 48")),
+        ("48 to 90", ("48",)),
+        ("built in 1952, 50 m tall", ("50",)),
+        ("50 km2", ("50", "50 km2")),
+        ("5,0.7", ()),
+        ("51.97", ()),  # it is accepted already
+        ("50 or 51.5, at most 60", ("50", "51.5")),
+    ],
+)
+def test_numbers_in_the_range_are_accepted(prediction: str | None, more: tuple[str, ...]) -> None:
+    assert accepted_answers(LENGTH, prediction) == ("51.97", *more)
+
+
+def test_a_number_may_begin_with_its_point() -> None:
+    example = Example(id="q", question="?", answers=("0.52",), metadata={"answer_ranges": [[0.5, 0.6]]})
+    assert accepted_answers(example, ".55 m") == ("0.52", ".55", ".55 m")
+    assert accepted_answers(example, "1.55 m") == accepted_answers(example, "-.55 m") == ("0.52",)
+
+
+def test_thousands() -> None:
+    example = Example(id="q", question="?", answers=("4020",), metadata={"answer_ranges": [[3618.0, 4422.0]]})
+    assert accepted_answers(example, "3,900") == ("4020", "3,900")
+    assert accepted_answers(example, "3.9") == ("4020",)
+    assert accepted_answers(Example(id="q", question="?", answers=("4020",)), "3900") == ("4020",)
+
+
+@pytest.mark.parametrize("right", ["11 million", "about 11.2 Million people", "10.5-12 million", "11 500 000", "1.1e7"])
+def test_large_numbers(right: str) -> None:
+    example = Example(id="q", question="?", answers=("11200000",), metadata={"answer_ranges": [[10080000, 12320000]]})
+    for wrong in ("11", "11 thousand", "1 to 12 million"):
+        assert exact_match(wrong, accepted_answers(example, wrong)) == 0
+    assert exact_match(right, accepted_answers(example, right)) == 1
+
+
+def test_rewards_of_recipes_know_ranges() -> None:
+    """R1-Searcher's answer, which must stand in tags, and RouteRAG's saving, which right answers alone earn."""
+    answers = ("about 52 metres", "40 metres")
+
+    def episode(answer: str, cost: float) -> Episode:
+        call = Call(tool="text", query="?", passages=(), cost=cost)
+        turn = Turn(text=f"<think>so</think><answer>{answer}</answer>", stop_reason="stop", tokens=1, calls=[call])
+        return Episode(example=LENGTH, sample=0, answer=answer, turns=[turn], sequences=[])
+
+    near, far = (episode(answer, cost) for answer, cost in zip(answers, (0.0, 2.0)))
+    searcher = RewardFunction({"r1_searcher.answer": {"metric": "cover_em", "signed": True}})
+    assert [terms["total"] for terms in searcher([near, far])] == [1, -1]
+    plain = episode("52", 0.0)
+    saving = RewardFunction({"routerag.efficiency": {"scale": 4.0}})  # costs are 0, 1/2 and 0 of it
+    assert [terms["total"] for terms in saving([plain, far, near])] == pytest.approx([0.5 / 3, 0, 0.5 / 3])
+
+
+def test_every_score_knows_ranges(shared_data: Callable[[str], pathlib.Path]) -> None:
+    """A real row: in what is measured, rewarded and written down. Without its range the answer would be wrong."""
+    source = open_dataset(str(shared_data("infoseek/questions_dev.jsonl.gz")))
+    examples = {source[i].id: source[i] for i in range(len(source))}
+    assert sum("answer_ranges" in example.metadata for example in examples.values()) == 171
+    lake = examples["infoseek_val_00000646"]
+    assert lake.answers == ("1831",)
+    near, far = (
+        Episode(example=lake, sample=0, answer=answer, turns=[], sequences=[]) for answer in ("1,650", "1,600")
+    )
+    for normalizer in ("vqa", "search_r1"):
+        assert [averages([one], normalizer)["em"] for one in (near, far)] == [1, 0]
+        assert [terms["total"] for terms in RewardFunction({"f1": 1.0}, normalizer)([near, far])] == [1, 0]
+    assert [episode_record(one)["golden_answers"] for one in (near, far)] == [["1831", "1,650"], ["1831"]]

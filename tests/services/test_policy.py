@@ -208,10 +208,10 @@ def test_a_stepwise_agent(chats):
     """R1-Router: every step is a chat of its own, and together they are one episode."""
     protocol = StepProtocol(tools=("text", "table"))
     turns = [
-        protocol.write_route("hm", "capital?", "text"),
-        protocol.write_answer("so", "It is Accra."),
-        protocol.write_route("done", "none", "none"),
-        protocol.write_answer("sum", "2.5 million"),
+        protocol.routes.write_search("hm", "capital?", "text"),
+        protocol.answers.write_answer("so", "It is Accra."),
+        protocol.routes.write_search("done", "none", "none"),
+        protocol.answers.write_answer("sum", "2.5 million"),
     ]
     chats.reply = lambda messages: turns[len(chats.bodies) - 1]
     episode = ask(chats, StepwiseAgent(protocol=protocol, k=2, instruct=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_collections
 
 from routerl_jax.core.config import to_config_dict
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.training.config import (
     EngineConfig,
     KnowledgeConfig,

@@ -25,7 +25,7 @@ import jax
 from routerl_jax.data.atlas import world
 from routerl_jax.data.atlas.questions import real_questions
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training import config as schema

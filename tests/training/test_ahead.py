@@ -12,14 +12,13 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh
 
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training import config as schema
-from routerl_jax.training import rollouts as rollouts_module
-from routerl_jax.training.ahead import Ahead
+from routerl_jax.training.asynchronous import Ahead
 from routerl_jax.training.profiler import Clock
-from routerl_jax.training.rollouts import Groups, roll_out
+from routerl_jax.training.rollouts import RolloutSource
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe, check_engine_devices, engine_mesh, make_engine
 from routerl_jax.training.stages import Stages
@@ -70,7 +69,8 @@ class Parts:
         self.engine = make_engine(self.config, model, mesh=engine_mesh(self.config.mesh, mesh))
         self.run = Run(self.config, directory / "run", model, mesh, LEARNER.loss, STEPS * 2, resume)
         self.engine.update(self.run.served_params(), self.run.start)
-        self.ahead = Ahead(self.stages, Groups(self.agent, self.engine, self.tools), STEPS, apart=engine > 0)
+        self.source = RolloutSource(self.stages, self.agent, self.engine, self.tools)
+        self.ahead = Ahead(self.source, apart=engine > 0)
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
             self.ahead.restore(self.run.restored_rollouts)
@@ -95,7 +95,7 @@ def by_hand(parts: Parts) -> list[dict[str, Any]]:
         then = max(step - 1, 0)
         parts.engine.update(history[then], then)
         stage = parts.stages.at(step)
-        rollouts = roll_out(stage, stage.examples(), step, Groups(parts.agent, parts.engine, parts.tools))
+        rollouts = parts.source.roll_out(step)
         parts.engine.rest()
         with (clock := Clock())("step"):
             rows.append(learn(stage, parts.run, parts.engine, parts.tools, rollouts, clock))
@@ -168,15 +168,17 @@ def test_beside_each_other_on_two_parts_of_the_mesh(tmp_path: pathlib.Path, monk
     begun: dict[int, threading.Event] = {step: threading.Event() for step in range(STEPS + 1)}
     begun[STEPS].set()  # there is none after the last step
 
-    def rolling(*arguments: Any) -> Any:
-        begun[arguments[2]].set()
-        return roll_out(*arguments)
+    roll_out = RolloutSource.roll_out
+
+    def rolling(source: RolloutSource, step: int, *, whole: bool) -> Any:
+        begun[step].set()
+        return roll_out(source, step, whole=whole)
 
     def learning(*arguments: Any) -> Any:
         assert begun[arguments[4].step + 1].wait(60), "the next rollouts did not begin while the learner worked"
         return learn(*arguments)
 
-    monkeypatch.setattr(rollouts_module, "roll_out", rolling)
+    monkeypatch.setattr(RolloutSource, "roll_out", rolling)
     monkeypatch.setattr(steps_module, "learn", learning)
     parts = Parts(tmp_path / "ahead", learner=4, engine=4)
     rows = parts.steps(0, STEPS)
@@ -194,9 +196,11 @@ def test_an_update_that_fails_ends_when_the_rollouts_have(
     """What goes back to a checkpoint then finds an engine at rest."""
     ended = threading.Event()
 
-    def rolling(*arguments: Any) -> Any:
-        if arguments[2] == 0:
-            return roll_out(*arguments)
+    roll_out = RolloutSource.roll_out
+
+    def rolling(source: RolloutSource, step: int, *, whole: bool) -> Any:
+        if step == 0:
+            return roll_out(source, step, whole=whole)
         threading.Event().wait(0.2)
         ended.set()
         return None
@@ -204,7 +208,7 @@ def test_an_update_that_fails_ends_when_the_rollouts_have(
     def learning(*_: Any) -> Any:
         raise ValueError("not finite")
 
-    monkeypatch.setattr(rollouts_module, "roll_out", rolling)
+    monkeypatch.setattr(RolloutSource, "roll_out", rolling)
     monkeypatch.setattr(steps_module, "learn", learning)
     parts = Parts(tmp_path, learner=4, engine=4)
     with pytest.raises(ValueError, match="not finite"):

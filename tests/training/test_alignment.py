@@ -15,8 +15,8 @@ from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.sight import add_sight
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.parallel.mesh import single_device_mesh
+from routerl_jax.training import alignment, sft
 from routerl_jax.training import config as schema
-from routerl_jax.training import sft
 from routerl_jax.training.alignment import (
     ALIGNED,
     SHEETS_OF_FIGURES,
@@ -117,7 +117,7 @@ def test_a_run_with_an_aligned_tower_resumes(tmp_path: pathlib.Path, monkeypatch
             sft.train_sft(config, workdir)
     of_checkpoint = load_policy(workdir, config)
     kept = (workdir / ALIGNED).read_bytes()
-    monkeypatch.setattr(sft, "align_tower", lambda *_: pytest.fail("the tower is aligned a second time"))
+    monkeypatch.setattr(alignment, "align_tower", lambda *_: pytest.fail("the tower is aligned a second time"))
     begun = []
     init = Run.__init__
     monkeypatch.setattr(Run, "__init__", lambda self, *given: (init(self, *given), begun.append(self.start))[0])

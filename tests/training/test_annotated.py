@@ -13,12 +13,12 @@ from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
-from routerl_jax.training import annotated, demonstrations, sft
+from routerl_jax.training import annotated, sft
 from routerl_jax.training.annotated import drawn_examples, reading_examples, worked_examples
+from routerl_jax.training.checks import check_workdir
 from routerl_jax.training.config import AgentConfig, DataConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
 from routerl_jax.training.demonstrations import open_demonstrations
 from routerl_jax.training.knowledge import open_knowledge
-from routerl_jax.training.run import check_workdir
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.sft import supervised
 from tests.programs import two_processes
@@ -318,7 +318,7 @@ def test_an_answer_that_a_rollout_would_begin_is_not_learnt(config: TrainConfig,
 
 def test_no_more_is_worked_out_than_is_learnt(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four portions of three questions: two examples and the one that is held out come from the first."""
-    monkeypatch.setattr(demonstrations, "_PORTION", 3)
+    monkeypatch.setattr(annotated, "_PORTION", 3)
     agent = build_recipe(config).agent
 
     def names(run: TrainConfig) -> set[str]:

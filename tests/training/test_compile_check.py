@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.extras.compile_check import chips
-from routerl_jax.extras.compile_check.check import Report, check
+from routerl_jax.extras.compile_check.check import HBM_GIB, Report, check
 from routerl_jax.extras.compile_check.hlo import parse
 from routerl_jax.extras.compile_check.hlo_costs import collective_kind, result_shapes
 from routerl_jax.learning.losses import KLKind
@@ -336,7 +335,7 @@ def test_experts_are_decoded_where_their_weights_lie(tmp_path: pathlib.Path) -> 
 
 
 def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(chips.HBM_GIB, "TPU v5 lite", 0.001)
+    monkeypatch.setitem(HBM_GIB, "TPU v5 lite", 0.001)
     found = check(small_policy(), SLICE, ["decode"])
     assert not found.fits
     assert "decode needs 0.0" in found.programs["decode"].problems[0]

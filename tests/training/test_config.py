@@ -40,7 +40,7 @@ from routerl_jax.core.config import from_config_dict
 from routerl_jax.knowledge.hybrid import RerankedKB
 from routerl_jax.learning.advantages import advantage
 from routerl_jax.learning.logprobs import Scores
-from routerl_jax.learning.objective import LossConfig, objective
+from routerl_jax.learning.losses import LossConfig, objective
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.experts import Routing
 from routerl_jax.models.lora import LoraConfig

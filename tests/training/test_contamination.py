@@ -13,7 +13,7 @@ from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.training import config as schema
-from routerl_jax.training.inputs import check_overlap
+from routerl_jax.training.checks import check_overlap
 from routerl_jax.training.rl import train_rl
 
 

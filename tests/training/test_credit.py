@@ -8,7 +8,7 @@ import pytest
 
 from routerl_jax.core.types import Action, Episode, Example, Sequence, Turn
 from routerl_jax.learning.advantages import ADVANTAGES
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.training.config import LearnerConfig
 from routerl_jax.training.credit import assign, correct, portions, sequences_of, with_logprobs
 from tests.learning import equations

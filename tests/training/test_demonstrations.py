@@ -20,14 +20,14 @@ from routerl_jax.recipes.r1_searcher import R1SearcherGrammar
 from routerl_jax.training import sft
 from routerl_jax.training.config import AgentConfig, EvaluationConfig, KnowledgeConfig, TrainConfig, WarmStartConfig
 from routerl_jax.training.demonstrations import (
-    Drawn,
-    Mixed,
-    Shuffled,
-    Then,
     Worked,
+    drawn,
+    mixed,
     open_demonstrations,
     shown_questions,
+    shuffled,
     sight_demonstrations,
+    then,
 )
 from routerl_jax.training.setup import build_recipe
 from tests import seeing, tiny
@@ -263,12 +263,12 @@ def test_demonstrations_can_be_made_by_a_function() -> None:
 @pytest.mark.slow
 def test_streams_can_be_mixed() -> None:
     listed = [Worked(Example(id=str(number), question="Who?", answers=("x",)), []) for number in range(8)]
-    plans, sight = Shuffled(listed, seed=3), sight_demonstrations(seed=3)
-    mixed = Mixed(plans, sight, every=5)
-    drawn = [mixed[index] for index in range(16)]
-    assert [one.bare for one in drawn] == [index % 5 == 0 for index in range(16)]
-    assert [one.example.id for one in drawn if one.bare] == [sight[index].example.id for index in range(4)]
-    assert [one for one in drawn if not one.bare] == [plans[index] for index in range(16) if index % 5]
+    plans, sight = shuffled(listed, seed=3), sight_demonstrations(seed=3)
+    stream = mixed(plans, sight, every=5)
+    seen = [stream[index] for index in range(16)]
+    assert [one.bare for one in seen] == [index % 5 == 0 for index in range(16)]
+    assert [one.example.id for one in seen if one.bare] == [sight[index].example.id for index in range(4)]
+    assert [one for one in seen if not one.bare] == [plans[index] for index in range(16) if index % 5]
     epochs = [[plans[index].example.id for index in range(start, start + 8)] for start in (0, 8)]
     assert sorted(epochs[0]) == sorted(epochs[1]) == [str(number) for number in range(8)]
     assert epochs[0] != epochs[1]
@@ -282,8 +282,8 @@ def test_a_stream_begins_with_another_and_drawn_ones_are_functions_of_seed_and_i
     def draw(rng: np.random.Generator) -> Worked:
         return Worked(Example(id=str(rng.integers(1000)), question="Who?", answers=("x",)), [])
 
-    first, rest = Drawn([1, 0], draw), Drawn([1, 1], draw)
-    stream = Then(first, 3, rest)
+    first, rest = drawn([1, 0], draw), drawn([1, 1], draw)
+    stream = then(first, 3, rest)
     assert [stream[index] for index in range(6)] == [
         *map(first.__getitem__, range(3)),
         *map(rest.__getitem__, (3, 4, 5)),

@@ -1,28 +1,37 @@
-"""Extensions as a user writes them, each trained for two steps on Atlas's questions, without a change of the package."""
+"""Extensions as a user writes them, without a change of the package; some trained for two steps on Atlas's questions."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
 import json
 import pathlib
+import sqlite3
 from typing import Any
 
 import numpy as np
 import pytest
 
+from routerl_jax.agents.agent import Agent
+from routerl_jax.agents.driver import run
 from routerl_jax.agents.search_agent import SearchAgent
-from routerl_jax.core.types import Passage
+from routerl_jax.core.types import Action, Example, Passage
+from routerl_jax.data.readers import open_dataset
 from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
 from routerl_jax.recipes.recipe import Recipe
 from routerl_jax.recipes.search import stages_of
-from routerl_jax.rewards.terms import TurnTerm
+from routerl_jax.rewards.terms import RewardFunction, TurnTerm
 from routerl_jax.training import config as schema
 from routerl_jax.training import rl
-from routerl_jax.training.inputs import check_gold_paths
+from routerl_jax.training.checks import check_gold_paths
+from routerl_jax.training.credit import assign
+from routerl_jax.training.knowledge import open_knowledge_bases
 from routerl_jax.training.loggers import read_metrics
 from routerl_jax.training.setup import build_recipe
 from routerl_jax.training.stages import Stages
+from tests import tiny
+from tests.agents.scripted import ANSWER, ScriptedEngine
 from tests.training.small_run import make_config
 
 
@@ -212,3 +221,124 @@ def test_a_setting_that_a_recipe_never_reads_is_refused_and_not_ignored(tmp_path
         ValueError, match=r"config\.agent\.prompt='Q: {question}'.*test_extensions:recipe.*agent\.prompt"
     ):
         build_recipe(prompted)
+
+
+# --- an agent with JSON actions, and a context for each of them ---
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Notebook(Agent):
+    """Writes {"note": .., "ask": ..} or {"answer": ..}. A context has the question, all notes, and what was found last."""
+
+    turns: int = 3
+
+    async def run(self, example, llm, tools):
+        notes, found = "", ""
+        for _ in range(self.turns):
+            chat = llm.conversation(llm.tokenizer.plain(f"Question: {example.question}\n{notes}"))
+            if found:
+                chat.observe(found)
+            turn = await chat.generate(stop=("}",), max_tokens=100)
+            chat.close()
+            try:
+                said = json.loads(turn.text)
+            except ValueError as error:
+                turn.action = Action(kind="invalid", error=str(error))
+                found = "That was no JSON.\n"
+                continue
+            if "answer" in said:
+                turn.action, turn.well_formed = Action(kind="answer", answer=said["answer"]), True
+                return chat.episode(answer=said["answer"])
+            turn.action, turn.well_formed = Action(kind="search", tool="text", query=said["ask"]), True
+            notes += f"Note: {said['note']}\n"
+            call = await tools["text"].search(said["ask"], k=1)
+            found = "".join(f"{passage.text}\n" for passage in call.passages)
+        return chat.episode(answer=None)
+
+
+def test_an_agent_with_json_actions_trains_on_every_context_of_an_attempt() -> None:
+    """One search, one turn that is no JSON, and an answer, which only the first attempt gets right."""
+    asks, broken = '{"note": "which city?", "ask": "capital"}', '{"note": "so}'
+    said = [[asks, broken, f'{{"answer": "{name}"}}'] for name in ("Accra", "Lome")]
+    engine = ScriptedEngine(lambda name, sample, _: said[sample][int(name.partition("#")[2] or 0)])
+    example = Example(id="q", question="What is the capital of Ghana?", answers=("Accra",))
+    episodes = run(Notebook(), [example], engine, {"text": tiny.ScriptedKB()}, samples=2)
+    for episode, written in zip(episodes, said):
+        assert [turn.action.kind for turn in episode.turns if turn.action] == ["search", "invalid", "answer"]
+        assert [turn.sequence for turn in episode.turns] == [0, 1, 2]
+        own = [engine.tokenizer.decode(one.tokens[one.loss_mask]) for one in episode.sequences]
+        shown = [engine.tokenizer.decode(one.tokens[~one.loss_mask]) for one in episode.sequences]
+        assert own == written
+        assert ["which city?" in text for text in shown] == [False, True, True]
+        assert ["fact 0" in text for text in shown] == [False, True, False]
+    for episode, row in zip(episodes, RewardFunction({"em": 1.0})(episodes)):
+        episode.rewards = row
+    credit = assign(schema.LearnerConfig(), episodes, np.zeros(2, int))
+    masks = [sequence.loss_mask for episode in episodes for sequence in episode.sequences]
+    signs = [set(np.sign(values[mask])) for values, mask in zip(credit.advantages, masks, strict=True)]
+    assert signs == [{1.0}] * 3 + [{-1.0}] * 3
+
+
+# --- a knowledge base in SQLite, and questions from a CSV ---
+
+
+class Facts:
+    """The facts of a database whose names occur in a query. Searches run in threads of their own."""
+
+    def __init__(self, database: str, any_thread: bool = True) -> None:
+        self.connection = sqlite3.connect(database, check_same_thread=not any_thread)
+
+    def search(self, queries, k):
+        return [self.facts(query, k) for query in queries]
+
+    def facts(self, query, k):
+        rows = self.connection.execute("select name, fact from facts where instr(?, name) > 0 limit ?", (query, k))
+        return [Passage(id=name, title=name, text=fact) for name, fact in rows]
+
+
+def rivers():
+    with open("rivers.csv", newline="", encoding="utf-8") as file:
+        return [
+            Example(
+                id=row["id"],
+                question=row["question"],
+                answers=tuple(row["answers"].split("|")),
+                metadata={"path": [{"kb": "facts", "passage_id": row["fact"]}]},
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+@pytest.mark.parametrize("any_thread", [True, False])
+def test_a_knowledge_base_in_sqlite_answers_questions_from_a_csv(tmp_path, monkeypatch, any_thread) -> None:
+    """A connection that belongs to its thread fails in searches; the episode says so, and goes on."""
+    monkeypatch.chdir(tmp_path)
+    rows = (
+        "id,question,answers,fact",
+        '1,"Where, roughly, does the Volta rise?",Burkina Faso|Burkina,Volta',
+        "2,And the Oti?,Togo,Oti",
+    )
+    pathlib.Path("rivers.csv").write_text("\n".join(rows))
+    with contextlib.closing(sqlite3.connect("facts.sqlite")) as database, database:
+        database.execute("create table facts (name text, fact text)")
+        database.execute("insert into facts values ('Volta', 'The Volta rises in Burkina Faso.')")
+    spec = schema.KnowledgeConfig(
+        kind="tool", source=f"{__name__}:Facts", settings={"database": "facts.sqlite", "any_thread": any_thread}
+    )
+    tools = open_knowledge_bases({"facts": spec})
+    source = open_dataset(f"{__name__}:rivers[:1]")
+    (example,) = [source[i] for i in range(len(source))]
+    said = (
+        f"<think>so</think><sub-question>{example.question}</sub-question><ret>facts retriever</ret>",
+        ANSWER.replace("Accra", "Burkina"),
+    )
+    agent = SearchAgent(grammar=R1RouterGrammar(tools=("facts",)), max_turn_tokens=200, answer_tokens=20)
+    (episode,) = run(agent, [example], ScriptedEngine(lambda *asked: said[asked[-1]]), tools)
+    (call,) = episode.calls
+    (row,) = RewardFunction({"em": 1.0, "found": 0.5})([episode])
+    assert row["total"] == 1.0 + 0.5 * any_thread
+    if any_thread:
+        assert (call.error, [passage.id for passage in call.passages]) == (None, ["Volta"])
+    else:
+        assert call.error is not None
+        assert "thread" in call.error

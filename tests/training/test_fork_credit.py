@@ -9,7 +9,7 @@ import pytest
 
 from routerl_jax.core.types import Branch, Episode, Example, Sequence
 from routerl_jax.learning.logprobs import Scores
-from routerl_jax.learning.objective import LossConfig, objective
+from routerl_jax.learning.losses import LossConfig, objective
 from routerl_jax.training.config import (
     ForkCreditConfig,
     KnowledgeConfig,
@@ -19,7 +19,7 @@ from routerl_jax.training.config import (
     TrainConfig,
 )
 from routerl_jax.training.credit import Credit, assign, sequences_of
-from routerl_jax.training.fork_credit import fork_metrics, sample_branches, trees
+from routerl_jax.training.finer_credit import fork_metrics, sample_branches, trees
 
 HALF = np.log(0.5)
 

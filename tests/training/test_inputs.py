@@ -14,7 +14,7 @@ import pytest
 
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training import config as schema
-from routerl_jax.training.inputs import check_inputs, keep_inputs
+from routerl_jax.training.checks import check_inputs, keep_inputs
 from tests.data.trajectories import CAPITAL, write
 from tests.training.small_run import make_config, make_sft_config
 

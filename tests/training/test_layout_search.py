@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from routerl_jax.extras.compile_check.check import ProgramReport, Report
-from routerl_jax.extras.compile_check.chips import CHIPS
+from routerl_jax.extras.compile_check.check import ProgramReport, Report, search
 from routerl_jax.extras.compile_check.hlo_costs import Costs, Operation
-from routerl_jax.extras.compile_check.layout_search import search
-from routerl_jax.extras.compile_check.roofline import estimate
+from routerl_jax.extras.compile_check.roofline import CHIPS, estimate
 from routerl_jax.training.config import TrainConfig
 from tests.training.small_policy import small_policy
 

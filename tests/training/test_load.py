@@ -17,9 +17,10 @@ from routerl_jax.learning.losses import token_weights
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import make_mesh, single_device_mesh
+from routerl_jax.training.checks import check_workdir
 from routerl_jax.training.config import EngineConfig, KnowledgeConfig, MeshConfig, ModelConfig, TrainConfig
 from routerl_jax.training.load import load_config, load_policy, steps_done
-from routerl_jax.training.run import Run, check_workdir, policy_damage
+from routerl_jax.training.run import Run, policy_damage
 from tests import tiny
 
 

@@ -15,15 +15,13 @@ from flax import nnx
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Episode, Example
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training import config as schema
-from routerl_jax.training import rollouts as rollouts_module
-from routerl_jax.training.ahead import Ahead
-from routerl_jax.training.partial import PartialRollouts
+from routerl_jax.training.asynchronous import Ahead, PartialRollouts
 from routerl_jax.training.profiler import Clock
-from routerl_jax.training.rollouts import Rollouts, RolloutSource, roll_out
+from routerl_jax.training.rollouts import Rollouts, RolloutSource
 from routerl_jax.training.run import Run
 from routerl_jax.training.setup import build_recipe, make_engine
 from routerl_jax.training.stages import ExampleStream, Stages
@@ -81,10 +79,9 @@ class Parts:
         self.engine = make_engine(self.config, model)
         self.run = Run(self.config, directory / "run", model, mesh, LEARNER.loss, STEPS, resume)
         self.engine.update(self.run.served_params(), self.run.start)
-        self.partial = PartialRollouts(self.stages, self.agent, self.engine, {}, STEPS)
-        parts = (self.stages, self.partial, STEPS)
-        self.ahead = Ahead(*parts, apart=False) if self.config.rollout.ahead else None
-        self.source = self.ahead or RolloutSource(*parts)
+        self.partial = PartialRollouts(self.stages, self.agent, self.engine, {})
+        self.ahead = Ahead(self.partial, apart=False) if self.config.rollout.ahead else None
+        self.source = self.ahead or self.partial
         if self.run.restored:
             self.stages.restore(self.run.restored["streams"])
             self.source.restore(self.run.restored_rollouts)
@@ -118,14 +115,14 @@ class Taken:
 
 @pytest.fixture(scope="module", params=[0, pytest.param(1, marks=pytest.mark.slow)], ids=["at once", "ahead"])
 def taken(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Taken:
-    directory, kept = tmp_path_factory.mktemp("partial"), []
+    directory, kept, roll_out = tmp_path_factory.mktemp("partial"), [], RolloutSource.roll_out
 
-    def rolled(*arguments: Any) -> Rollouts:
-        kept.append(roll_out(*arguments))
+    def rolled(source: RolloutSource, step: int, *, whole: bool) -> Rollouts:
+        kept.append(roll_out(source, step, whole=whole))
         return kept[-1]
 
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(rollouts_module, "roll_out", rolled)
+        patches.setattr(RolloutSource, "roll_out", rolled)
         parts = Parts(directory, request.param)
         rows = parts.steps(0)
     return Taken(directory, parts, kept, rows)
@@ -190,8 +187,7 @@ def test_a_checkpoint_holds_no_attempt_and_the_run_goes_on_exactly(taken: Taken)
     for ours, theirs in zip(*(jax.tree.leaves(parts.run.learner.params) for parts in (found, wanted)), strict=True):
         np.testing.assert_array_equal(np.asarray(ours), np.asarray(theirs))
     # a run that ends early
-    stage = found.stages.at(0)
-    roll_out(stage, stage.stream.next(5), 0, found.partial)
+    found.partial.roll_out(0)
     assert found.partial.under_way
     found.partial.close()
     assert not found.partial.under_way

@@ -12,10 +12,10 @@ from routerl_jax.core.types import Episode, Example, Turn
 from routerl_jax.training import config as schema
 from routerl_jax.training import rollouts as rollouts_module
 from routerl_jax.training.profiler import Clock
-from routerl_jax.training.rollouts import Groups, Rollouts, roll_out
+from routerl_jax.training.rollouts import Rollouts, RolloutSource
 from routerl_jax.training.stages import ExampleStream
 from tests import tiny
-from tests.training.steps import train_step
+from tests.training.steps import OneStage, take_step
 from tests.training.test_rl import KB, make_run
 
 SAMPLES = 4
@@ -39,7 +39,7 @@ class _InOrder(ExampleStream):
 
 
 class _Stage:
-    """What `roll_out` reads of a stage."""
+    """What a source of rollouts reads of a stage."""
 
     def __init__(self, refill: int, questions: int) -> None:
         self.config = schema.TrainConfig(
@@ -48,6 +48,9 @@ class _Stage:
             rollout=schema.RolloutConfig(examples=4, samples=SAMPLES, refill=refill),
         )
         self.stream = _InOrder(questions)
+
+    def examples(self) -> list[Example]:
+        return self.stream.next(self.config.rollout.examples)
 
     def reward(self, episodes: list[Episode]) -> list[dict[str, float]]:
         return [{"total": by_question(episode)} for episode in episodes]
@@ -83,7 +86,7 @@ def rolled(monkeypatch: pytest.MonkeyPatch, refill: int, questions: int = 30) ->
     monkeypatch.setattr(rollouts_module, "run", driver)
     stage: Any = _Stage(refill, questions)
     engine: Any = _Engine()
-    return roll_out(stage, stage.stream.next(4), 2, Groups(stage, engine, {})), rounds, stage
+    return RolloutSource(OneStage(stage), stage, engine, {}).roll_out(2), rounds, stage
 
 
 def questions_of(found: Rollouts, indices: np.ndarray) -> list[str]:
@@ -127,10 +130,11 @@ def test_replaced_groups_are_measured_and_not_learnt_from(
     monkeypatch.setattr(rollouts_module, "run", lambda agent, examples, *_, **__: attempts(examples))
     learner = schema.LearnerConfig(micro_tokens=256, advantage="batch_std")
     stage, agent, run_, engine = make_run(tmp_path, "given", learner, refill=1)
-    reward = _Stage(1, 30).reward
-    stage = dataclasses.replace(stage, reward=reward, stream=_InOrder(30))
+    config = dataclasses.replace(stage.config, rollout=dataclasses.replace(stage.config.rollout, examples=4))
+    stage = dataclasses.replace(stage, config=config, reward=_Stage(1, 30).reward, stream=_InOrder(30))
     with (clock := Clock())("step"):
-        metrics = train_step(stage, agent, run_, engine, {}, stage.stream.next(4), 0, clock)
+        source = RolloutSource(OneStage(stage), agent, engine, {})
+        metrics = take_step(source, stage, run_, engine, {}, 0, clock)
     assert (metrics["rollout/refills"], metrics["rollout/replaced_groups"]) == (1, 2)
     assert metrics["rollout/frac_reward_zero_std"] == pytest.approx(4 / 6)
     assert metrics["reward/total"] == pytest.approx(2 / 24)  # of all that was sampled

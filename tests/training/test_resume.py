@@ -20,9 +20,10 @@ from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.training import config as schema
+from routerl_jax.training.checks import check_workdir
 from routerl_jax.training.controls import run_controls
 from routerl_jax.training.rl import train_rl
-from routerl_jax.training.run import Run, check_workdir
+from routerl_jax.training.run import Run
 from tests import tiny
 from tests.buckets import environment
 from tests.programs import fine, finish, launch, start

@@ -13,7 +13,7 @@ from flax import nnx
 
 from routerl_jax.core.types import Episode, Example, Turn
 from routerl_jax.learning.learner import Learner
-from routerl_jax.learning.objective import LossConfig
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.parallel.mesh import make_mesh
 from routerl_jax.training import config as schema
@@ -184,6 +184,20 @@ def test_a_step_by_hand(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch)
     # The first mini-batch was scored with the initial weights.
     gaps = [np.abs(one["old_logprobs"] - one["ref_logprobs"])[one["weights"] > 0] for one in batches[0]]
     assert metrics["sampler_gap/mean"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-5)
+
+
+def test_every_pass_learns_from_all_in_other_mini_batches(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, batches = take_step(tmp_path, monkeypatch, "given", minibatches=2, passes=2)
+    for of_pass in (batches[:2], batches[2:]):
+        check_batches(of_pass, np.ravel(GRPO), kept=[0, 1, 2, 3, 8, 9, 10, 11])
+    first, again = ({one["tokens"].tobytes() for one in batches[i]} for i in (0, 2))
+    assert first != again
+    assert metrics["actor/trained_sequences"] == 10
+    assert metrics["perf/trained_tokens_unshared"] == 2 * sum(len(one["tokens"]) for b in batches[:2] for one in b)
+    # Ratios of the second pass are measured against what was sampled, so the policy has moved by then.
+    assert metrics["ratio/max"] > 1.0
 
 
 def test_flat_groups_may_stay(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from routerl_jax.extras.compile_check.chips import CHIPS, Chip, chip_of, usable_links
 from routerl_jax.extras.compile_check.hlo_costs import Collective, Costs, Operation
-from routerl_jax.extras.compile_check.roofline import estimate
+from routerl_jax.extras.compile_check.roofline import CHIPS, Chip, chip_of, estimate, usable_links
 from routerl_jax.parallel.mesh import make_mesh
 
 CHIP = Chip(name="made up", peak_flops=100.0, memory_bandwidth=10.0, link_bandwidth=5.0, torus_axes=0)

@@ -10,7 +10,8 @@ from routerl_jax.core.types import Episode, Example, Turn
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.training.config import LearnerConfig, TurnCreditConfig
-from routerl_jax.training.credit import assign, sequences_of, spread
+from routerl_jax.training.credit import assign, sequences_of
+from routerl_jax.training.finer_credit import spread
 from tests import tiny
 from tests.agents.scripted import AGENT, ANSWER, SEARCH, ScriptedEngine, knowledge
 

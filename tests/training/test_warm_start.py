@@ -14,6 +14,7 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import save_pretrained
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.training import load, rl, sft
+from routerl_jax.training.checks import check_workdir
 from routerl_jax.training.config import (
     ControlConfig,
     EvaluationConfig,
@@ -22,7 +23,7 @@ from routerl_jax.training.config import (
     WarmStartConfig,
     WatchConfig,
 )
-from routerl_jax.training.run import Run, _complaint
+from routerl_jax.training.run import Run
 from tests.training.small_run import make_config, make_sft_config
 from tests.training.test_resume import assert_same_run, checkpoints, metric_lines
 
@@ -124,7 +125,7 @@ def test_killed_in_the_phase_and_after_it(
         rl.train_rl(other, workdir, resume=True)
 
     elsewhere = dataclasses.replace(config, data=dataclasses.replace(config.data, test_range=(18, 19)))
-    assert _complaint(sft.supervised(elsewhere), workdir / "warm_start" / "config.json", True) is None
+    check_workdir(sft.supervised(elsewhere), workdir / "warm_start", resume=True)
 
     started_from: list[Decoder] = []
 
@@ -149,7 +150,7 @@ def test_searches_of_the_phase_have_the_run_s_time(config: TrainConfig, whole: p
     """Also more of it, where they had too little."""
     slow = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, tool_timeout=600.0))
     assert sft.supervised(slow).rollout.tool_timeout == 600.0
-    assert _complaint(sft.supervised(slow), whole / "warm_start" / "config.json", True) is None
+    check_workdir(sft.supervised(slow), whole / "warm_start", resume=True)
 
 
 def test_what_reinforcement_learning_freezes_the_phase_may_train(config: TrainConfig) -> None:

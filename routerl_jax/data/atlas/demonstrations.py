@@ -20,6 +20,7 @@ from routerl_jax.data.atlas.questions import Hop, Question, questions_about
 from routerl_jax.data.trajectories import NONE, GoldenStep, document_of, label_of
 
 _PER_WORLD = 64  # items drawn from one invented world before the next is made
+_DRILLED = 4  # passages of a reading drill
 UNKNOWN = "unknown"  # the answer of a demonstration that gives up
 Drill = list[tuple[str, bool]]  # (text, is it learnt)
 
@@ -59,7 +60,10 @@ class DemonstrationSource:
         rng = np.random.default_rng([1, self.seed, index])
         made_up = rng.random() < self.invented
         scene = invented_scene(self.seed * 1_000_003 + index // _PER_WORLD) if made_up else _real_scene()
-        question = scene.pick(rng)
+        # One tenth of the questions hold their answer, the rest are single- and multi-hop in equal parts.
+        kind = str(rng.choice(["none", "single", "multi"], p=[0.1, 0.45, 0.45]))
+        pool = scene.by_kind[kind] or scene.by_kind["single"]
+        question = pool[int(rng.integers(len(pool)))]
         example = Example(id=f"demo-{self.seed}-{index}", question=question.text, answers=(question.answer,))
         return self._demonstrate(example, question, scene, rng)
 
@@ -103,29 +107,31 @@ class DemonstrationSource:
 
 
 class Scene:
-    """The questions of a world, and a simulated search of its knowledge bases."""
+    """The questions of a world by kind, and a simulated search of its knowledge bases.
 
-    def __init__(self, entities: Sequence[world.Entity]) -> None:
+    Args:
+      pictures: it also has questions about flags, of kind `visual`, and the knowledge base that their paths begin in.
+    """
+
+    def __init__(self, entities: Sequence[world.Entity], pictures: bool = False) -> None:
         self.entities = {entity.name: entity for entity in entities}
-        questions = questions_about(entities)
+        of_texts = questions_about(entities)
         self.by_kind = {
-            kind: [question for question in questions if question.kind == kind] for kind in ("none", "single", "multi")
+            kind: [question for question in of_texts if question.kind == kind] for kind in ("none", "single", "multi")
         }
         records = world.records(entities)
-        self.records = {record.passage.id: record for record in records}
         self.by_kb = {kb: [record for record in records if record.kb == kb] for kb in world.KNOWLEDGE_BASES}
-        self.knowledge_bases = world.KNOWLEDGE_BASES
-
-    def pick(self, rng: np.random.Generator) -> Question:
-        """A question: one tenth hold their answer, the rest are single- and multi-hop in equal parts."""
-        kind = str(rng.choice(["none", "single", "multi"], p=[0.1, 0.45, 0.45]))
-        pool = self.by_kind[kind] or self.by_kind["single"]
-        return pool[int(rng.integers(len(pool)))]
+        if pictures:
+            captions = questions.captions(entities)
+            records += captions
+            self.by_kb[questions.PICTURES] = captions
+            self.by_kind["visual"] = questions.visual_questions(entities)
+        self.records = {record.passage.id: record for record in records}
 
     def retrieve(self, hop: Hop, k: int, hit: float, rng: np.random.Generator) -> tuple[Passage, ...]:
         """A simulated result of a search: the right passage with probability `hit`, and near misses."""
         gold = self.records[hop.passage_id]
-        pool = self.by_kb[gold.kb if rng.random() < 0.5 else str(rng.choice(self.knowledge_bases))]
+        pool = self.by_kb[gold.kb if rng.random() < 0.5 else str(rng.choice(list(self.by_kb)))]
         same_entity = [record for record in pool if record.entity == gold.entity and record is not gold]
         result = [gold] if rng.random() < hit else []
         while len(result) < k:
@@ -141,14 +147,14 @@ class Scene:
 
 
 @functools.lru_cache(maxsize=4)
-def invented_scene(seed: int) -> Scene:
+def invented_scene(seed: int, pictures: bool = False) -> Scene:
     """An invented world's questions and records."""
-    return Scene(invented_world(seed))
+    return Scene(invented_world(seed), pictures)
 
 
 @functools.cache
-def _real_scene() -> Scene:
-    return Scene([entity for entity in world.real_entities() if entity.split == "train"])
+def _real_scene(pictures: bool = False) -> Scene:
+    return Scene([entity for entity in world.real_entities() if entity.split == "train"], pictures)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,19 +194,24 @@ class StepSource:
         rng = np.random.default_rng([6, self.seed, index])
         made_up = rng.random() < self.invented
         pictures = questions.PICTURES in self.tools
-        scene = _invented(self.seed * 1_000_003 + index // _PER_WORLD, pictures) if made_up else _real(pictures)
-        question = scene.pick(rng)
+        of_world = self.seed * 1_000_003 + index // _PER_WORLD
+        scene = invented_scene(of_world, pictures) if made_up else _real_scene(pictures)
+        # One in ten questions holds its answer; single-hop, multi-hop and visual ones are equally frequent.
+        kinds = [kind for kind in ("single", "multi", "visual") if scene.by_kind.get(kind)]
+        kind = "none" if scene.by_kind["none"] and rng.random() < 0.1 else str(rng.choice(kinds))
+        question = scene.by_kind[kind][int(rng.integers(len(scene.by_kind[kind])))]
+        flag = flags.invented_flag if made_up else flags.flag
         steps = self._walk(question, scene, rng)
         name = f"step-{self.seed}-{index}"
         return Example(
             id=name,
             question=question.text,
             answers=(question.answer,),
-            images=(flags.photographed(scene.flag(question.picture), name),) if question.picture else (),
+            images=(flags.photographed(flag(question.picture), name),) if question.picture else (),
             metadata={"step": steps[int(rng.integers(len(steps)))]},
         )
 
-    def _walk(self, question: Question, scene: PictureScene, rng: np.random.Generator) -> list[GoldenStep]:
+    def _walk(self, question: Question, scene: Scene, rng: np.random.Generator) -> list[GoldenStep]:
         steps: list[GoldenStep] = []
         history: tuple[tuple[str, str], ...] = ()
         hops = list(question.hops)
@@ -226,46 +237,6 @@ class StepSource:
         return [*steps, GoldenStep(kind="final", history=history, answers=(answer,))]
 
 
-class PictureScene(Scene):
-    """A scene that, with `pictures`, also has questions about flags.
-
-    Args:
-      real: use the flags that ship with Atlas; otherwise made-up ones.
-    """
-
-    def __init__(self, entities: list[world.Entity], *, pictures: bool, real: bool) -> None:
-        super().__init__(entities)
-        self._real = real
-        if pictures:
-            captions = questions.captions(entities)
-            self.records |= {record.passage.id: record for record in captions}
-            self.by_kb[questions.PICTURES] = captions
-            self.by_kind["visual"] = questions.visual_questions(entities)
-            self.knowledge_bases = (*self.knowledge_bases, questions.PICTURES)
-
-    def pick(self, rng: np.random.Generator) -> Question:
-        """A question: one in ten holds its answer; single-hop, multi-hop and visual ones are equally frequent."""
-        kinds = [kind for kind in ("single", "multi", "visual") if self.by_kind.get(kind)]
-        kind = "none" if self.by_kind["none"] and rng.random() < 0.1 else str(rng.choice(kinds))
-        pool = self.by_kind[kind]
-        return pool[int(rng.integers(len(pool)))]
-
-    def flag(self, country: str) -> bytes:
-        """The PNG of a country's flag."""
-        return flags.flag(country) if self._real else flags.invented_flag(country)
-
-
-@functools.lru_cache(maxsize=4)
-def _invented(seed: int, pictures: bool) -> PictureScene:
-    return PictureScene(invented_world(seed), pictures=pictures, real=False)
-
-
-@functools.cache
-def _real(pictures: bool) -> PictureScene:
-    entities = [entity for entity in world.real_entities() if entity.split == "train"]
-    return PictureScene(entities, pictures=pictures, real=True)
-
-
 class ReadingDrills:
     """A random-access, reproducible stream of drills (item i is a function of seed and i): invented passages, then questions
     about them or the passages again.
@@ -275,18 +246,16 @@ class ReadingDrills:
 
     Args:
       seed: root of the randomness.
-      passages: number of passages in a drill.
     """
 
-    def __init__(self, seed: int = 0, passages: int = 4) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self.seed = seed
-        self.passages = passages
 
     def __getitem__(self, index: int) -> Drill:
         rng = np.random.default_rng([3, self.seed, index])
         scene = invented_scene(self.seed * 1_000_003 + index // _PER_WORLD)
         records = list(scene.records.values())
-        shown = [records[i] for i in rng.choice(len(records), self.passages, replace=False)]
+        shown = [records[i] for i in rng.choice(len(records), _DRILLED, replace=False)]
         if rng.random() < 0.5:  # two passages about one entity, as a search returns them
             near = [r for r in records if r.entity == shown[0].entity and r is not shown[0]]
             if near:

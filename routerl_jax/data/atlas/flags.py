@@ -7,14 +7,14 @@ import dataclasses
 import functools
 import io
 import itertools
+import pathlib
 import zipfile
 import zlib
 
 import numpy as np
 from PIL import Image, ImageDraw
 
-from routerl_jax.data.atlas.extract import FLAGS
-
+FLAGS = pathlib.Path(__file__).with_name("flags.zip")  # PNGs, 100 pixels wide, by name of the country
 COLOURS = {
     "red": (206, 17, 38),
     "blue": (0, 56, 147),
@@ -56,7 +56,7 @@ class Design:
 
     def __str__(self) -> str:
         lie = "horizontal" if self.across else "vertical"
-        text = f"{_COUNTS[len(self.bands)]} {lie} bands of {_listed(list(self.bands))}"
+        text = f"{_COUNTS[len(self.bands)]} {lie} bands of {', '.join(self.bands[:-1])} and {self.bands[-1]}"
         return f"{text} with a {self.sign} of {self.colour} in the center" if self.sign else text
 
 
@@ -84,7 +84,15 @@ def invented_flag(country: str) -> bytes:
         box = (0, edges[0], _SIZE[0], edges[1]) if design.across else (edges[0], 0, edges[1], _SIZE[1])
         draw.rectangle(box, fill=COLOURS[band])
     if design.sign:
-        _draw_sign(draw, design.sign, COLOURS[design.colour])
+        (wide, high), colour = _SIZE, COLOURS[design.colour]
+        x, y, r = wide // 2, high // 2, high // 5
+        if design.sign == "cross":
+            draw.rectangle((0, y - r // 2, wide, y + r // 2), fill=colour)
+            draw.rectangle((x - r // 2, 0, x + r // 2, high), fill=colour)
+        elif design.sign == "disk":
+            draw.ellipse((x - r, y - r, x + r, y + r), fill=colour)
+        else:
+            draw.rectangle((x - r, y - r, x + r, y + r), fill=colour)
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     return buffer.getvalue()
@@ -116,19 +124,3 @@ def photographed(png: bytes, key: str, pixels: int = 0) -> bytes:
 def data_uri(png: bytes) -> str:
     """A PNG as a `data:` URI, the form of pictures in corpora and passages."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-
-
-def _draw_sign(draw: ImageDraw.ImageDraw, sign: str, colour: tuple[int, int, int]) -> None:
-    wide, high = _SIZE
-    x, y, r = wide // 2, high // 2, high // 5
-    if sign == "cross":
-        draw.rectangle((0, y - r // 2, wide, y + r // 2), fill=colour)
-        draw.rectangle((x - r // 2, 0, x + r // 2, high), fill=colour)
-    elif sign == "disk":
-        draw.ellipse((x - r, y - r, x + r, y + r), fill=colour)
-    else:
-        draw.rectangle((x - r, y - r, x + r, y + r), fill=colour)
-
-
-def _listed(words: list[str]) -> str:
-    return f"{', '.join(words[:-1])} and {words[-1]}"

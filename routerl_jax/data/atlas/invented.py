@@ -18,8 +18,7 @@ from jaxtyping import Float
 from PIL import Image
 
 from routerl_jax.data.atlas import flags
-from routerl_jax.data.atlas.extract import rounded
-from routerl_jax.data.atlas.world import Entity, Split, real_entities
+from routerl_jax.data.atlas.world import Entity, Split, real_entities, rounded
 
 COUNTRIES: dict[Split, int] = {"train": 600, "validation": 42, "test": 138}  # recoloured: number of made-up countries
 _MONTHS = (

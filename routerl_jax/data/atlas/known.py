@@ -44,10 +44,7 @@ PIXELS = 8 * 28 * 28  # pixels of a picture: four to nine image tokens
 NEAR = 0.17
 _MOST_ALIKE = 4  # countries that may share a value; if more did, guessing would pay
 WHOSE = ("Which country's flag is this?", "Whose flag is this?")
-ABOUT = (
-    "What is the {noun} of the country with this flag?",
-    "This is the flag of a country. What is its {noun}?",
-)
+ABOUT = ("What is the {noun} of the country with this flag?", "This is the flag of a country. What is its {noun}?")
 
 
 @functools.cache
@@ -144,7 +141,14 @@ def flag_passages() -> list[Passage]:
 def fact_passages() -> list[Passage]:
     """The passages of the text search: the fact of every country and each of the six relations."""
     return [
-        _passage(name, key) for name, entity in searched_countries().items() for key in RELATIONS if key in entity.facts
+        Passage(
+            id=passage_id(name, key),
+            title=name,
+            text=f"The {world.RELATIONS[key].noun} of {name} is {entity.facts[key]}.",
+        )
+        for name, entity in searched_countries().items()
+        for key in RELATIONS
+        if key in entity.facts
     ]
 
 
@@ -163,9 +167,7 @@ def known_questions(split: world.Split, count: int, start: int = 0) -> list[Exam
         wrong = f"{count} questions, the first at {start}, are no {len(KINDS)} equal kinds"
         raise ValueError(f"{wrong}; ask for multiples of {len(KINDS)}")
     rounds = range(start // len(KINDS), (start + count) // len(KINDS))
-    questions = [_question(split, kind, i) for i in rounds for kind in KINDS]
-    check(questions)
-    return questions
+    return [_question(split, kind, i) for i in rounds for kind in KINDS]
 
 
 def _question(split: world.Split, kind: Kind, index: int) -> Example:
@@ -204,38 +206,6 @@ def _in_turn(names: Sequence[str], key: str, index: int) -> str:
     return names[int(order[position])]
 
 
-def check(questions: Sequence[Example]) -> None:
-    """Checks that each question needs the searches of its kind, and that only its passage states the answer.
-
-    Raises:
-      ValueError: names the question.
-    """
-    values: dict[str, dict[str, str]] = collections.defaultdict(dict)
-    for passage in fact_passages():
-        values[passage.title][passage.id] = passage.text
-    for question in questions:
-        country, relation = question.metadata["country"], question.metadata["relation"]
-        unseen = strength(country) == "none"
-        looked_up = bool(relation) and (unseen or relation in OTHER_RELATIONS)
-        needs = ("mixed" if looked_up else "image") if unseen else ("text" if looked_up else "search_free")
-        if needs != question.metadata["kind"]:
-            raise ValueError(
-                f"question {question.id!r} is of kind {needs!r}, and is called {question.metadata['kind']!r}"
-            )
-        if country in question.question:
-            raise ValueError(f"question {question.id!r} names its country, {country}")
-        if not relation:
-            continue
-        stated = [name for name, text in values[country].items() if question.answers[0] in text]
-        if stated != [passage_id(country, relation)]:
-            raise ValueError(f"question {question.id!r}: its answer stands in {stated}")
-
-
 def passage_id(country: str, relation: str) -> str:
     """The id of the passage that states a fact."""
     return f"fact/{country}/{relation}"
-
-
-def _passage(country: str, relation: str) -> Passage:
-    noun, value = world.RELATIONS[relation].noun, searched_countries()[country].facts[relation]
-    return Passage(id=passage_id(country, relation), title=country, text=f"The {noun} of {country} is {value}.")

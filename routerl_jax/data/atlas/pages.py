@@ -9,7 +9,8 @@ Every country has three pages, about its people, land and economy, 1344 x 1008 p
 
 Values are Atlas's own or computed from them. A plate has room for four characters, one every 28 pixels. So a crop of it is four
 image tokens with one character each. Flag, bars and positions of the plates are random: knowledge about the country doesn't
-help to guess them. All of this is a function of country, topic and print size. Questions are in page_questions.py.
+help to guess them. All of this is a function of country, topic and print size. Some questions (`page_questions`) need a small
+view of a page, some a closer look, some two pages.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import pathlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from routerl_jax.core.types import Passage
-from routerl_jax.data.atlas import extract, flags, known
+from routerl_jax.core.types import Example, Passage
+from routerl_jax.data.atlas import flags, known, world
 
 Topic = Literal["people", "land", "economy"]
 TOPICS: tuple[Topic, ...] = ("people", "land", "economy")
@@ -54,120 +56,102 @@ _HALF = (560, 392)  # width and height of the fields of flag and bars, one above
 _BARS = 6
 _UNITS = {"thousand": 1e3, "million": 1e6, "billion": 1e9}
 
+# Questions: their types, and wordings.
+Type = Literal["coarse", "fine", "two_page"]
+Make = Callable[[int], Example]
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+TYPES: tuple[Type, ...] = ("coarse", "fine", "two_page")
+FLAG = (
+    "Whose flag is on the page about the {topic} of {name}?",
+    "{name}, {topic}: which country's flag is shown there?",
+)
+BAR = (
+    "Which colour is the longest bar on the page about the {topic} of {name}?",
+    "{name}, {topic}: what is the colour of the longest bar?",
+)
+VALUE = ("What is the {noun} of {name}?", "{name}: what is its {noun}?")
+MORE = ("Which has the greater {noun}, {one} or {other}?", "{one} or {other}: whose {noun} is greater?")
+_PAIRS = 4  # for every fact, the number of countries that each country is compared with
+
+
+@dataclasses.dataclass(frozen=True)
 class Fact:
     """The fact that a colour stands for on the pages of a topic.
 
     Attributes:
       noun: its name in questions and beside the bars.
-      value: gives the number for a country's name; None if Atlas doesn't have it.
-      comparable: whether questions can ask which of two countries has more.
-      whole: a year or rank, which is printed without rounding.
+      whole: a year, day or rank, which is printed without rounding. Of other facts, questions can ask which of two countries
+        has more.
     """
 
     key: str
     noun: str
     topic: Topic
     colour: str
-    value: Callable[[str], float | None]
-    comparable: bool = True
     whole: bool = False
-
-
-def _number(country: str, key: str) -> float | None:
-    """The number at the start of a value ("32.6 million"), without the comma and unit."""
-    match = re.match(r"\$?([\d,.]+)(?: (thousand|million|billion))?\b", known.countries()[country].facts.get(key, ""))
-    return float(match[1].replace(",", "")) * _UNITS.get(match[2], 1.0) if match else None
-
-
-def _stated_number(key: str) -> Callable[[str], float | None]:
-    return lambda country: _number(country, key)
-
-
-def _part(above: str, below: str) -> Callable[[str], float | None]:
-    def value(country: str) -> float | None:
-        numerator, denominator = _number(country, above), _number(country, below)
-        return None if numerator is None or denominator is None else numerator / denominator
-
-    return value
-
-
-def _earned(country: str) -> float | None:
-    income, people = _number(country, "income"), _number(country, "population")
-    return None if income is None or people is None else income * people
-
-
-def _scaled(value: Callable[[str], float | None], factor: float) -> Callable[[str], float | None]:
-    return lambda country: None if (number := value(country)) is None else number * factor
-
-
-def _earned_on(country: str) -> float | None:
-    earned, area = _earned(country), _number(country, "area")
-    return None if earned is None or area is None else earned / area
-
-
-def _rank(value: Callable[[str], float | None]) -> Callable[[str], float | None]:
-    """The rank of a country; 1 for the largest value. Equal values have equal ranks."""
-
-    @functools.cache
-    def all_values() -> dict[str, float]:
-        return {name: number for name in known.countries() if (number := value(name)) is not None}
-
-    def rank(country: str) -> float | None:
-        values = all_values()
-        return 1 + sum(other > values[country] for other in values.values()) if country in values else None
-
-    return rank
-
-
-def _year(country: str) -> float | None:
-    match = re.search(r"(\d{4})$", known.countries()[country].facts.get("independence", ""))
-    return float(match[1]) if match else None
-
-
-def _day(country: str) -> float | None:
-    match = re.match(r"\d+", known.countries()[country].facts.get("holiday_date", ""))
-    return float(match[0]) if match else None
-
-
-def _text_fact(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
-    return Fact(key=key, noun=noun, topic=topic, colour=colour, value=value, comparable=False, whole=True)
-
-
-def _amount(key: str, noun: str, topic: Topic, colour: str, value: Callable[[str], float | None]) -> Fact:
-    return Fact(key=key, noun=noun, topic=topic, colour=colour, value=value)
 
 
 FACTS: Mapping[str, Fact] = {
     fact.key: fact
     for fact in (
-        _amount("population", "population", "people", "red", _stated_number("population")),
-        _amount("median_age", "median age", "people", "blue", _stated_number("median_age")),
-        _amount("life_expectancy", "life expectancy", "people", "green", _stated_number("life_expectancy")),
-        _amount("density", "number of people per sq km", "people", "orange", _part("population", "area")),
-        _text_fact("population_rank", "rank by population", "people", "purple", _rank(_stated_number("population"))),
-        _text_fact("life_rank", "rank by life expectancy", "people", "black", _rank(_stated_number("life_expectancy"))),
-        _amount("area", "area in sq km", "land", "red", _stated_number("area")),
-        _text_fact("independence", "year of independence", "land", "blue", _year),
-        _text_fact("area_rank", "rank by area", "land", "green", _rank(_stated_number("area"))),
-        _amount("land_share", "land per person in sq m", "land", "orange", _scaled(_part("area", "population"), 1e6)),
-        _text_fact("density_rank", "rank by people per sq km", "land", "purple", _rank(_part("population", "area"))),
-        _text_fact("holiday", "day of the month of the national holiday", "land", "black", _day),
-        _amount("income", "income per person in dollars", "economy", "red", _stated_number("income")),
-        _amount(
-            "daily_income",
-            "income per person and day in dollars",
-            "economy",
-            "blue",
-            _scaled(_stated_number("income"), 1 / 365),
-        ),
-        _text_fact("income_rank", "rank by income per person", "economy", "green", _rank(_stated_number("income"))),
-        _amount("earned", "income of all people in dollars", "economy", "orange", _earned),
-        _text_fact("earned_rank", "rank by income of all people", "economy", "purple", _rank(_earned)),
-        _amount("earned_on", "income per sq km in dollars", "economy", "black", _earned_on),
+        Fact("population", "population", "people", "red"),
+        Fact("median_age", "median age", "people", "blue"),
+        Fact("life_expectancy", "life expectancy", "people", "green"),
+        Fact("density", "number of people per sq km", "people", "orange"),
+        Fact("population_rank", "rank by population", "people", "purple", whole=True),
+        Fact("life_rank", "rank by life expectancy", "people", "black", whole=True),
+        Fact("area", "area in sq km", "land", "red"),
+        Fact("independence", "year of independence", "land", "blue", whole=True),
+        Fact("area_rank", "rank by area", "land", "green", whole=True),
+        Fact("land_share", "land per person in sq m", "land", "orange"),
+        Fact("density_rank", "rank by people per sq km", "land", "purple", whole=True),
+        Fact("holiday", "day of the month of the national holiday", "land", "black", whole=True),
+        Fact("income", "income per person in dollars", "economy", "red"),
+        Fact("daily_income", "income per person and day in dollars", "economy", "blue"),
+        Fact("income_rank", "rank by income per person", "economy", "green", whole=True),
+        Fact("earned", "income of all people in dollars", "economy", "orange"),
+        Fact("earned_rank", "rank by income of all people", "economy", "purple", whole=True),
+        Fact("earned_on", "income per sq km in dollars", "economy", "black"),
     )
 }
+_RANKED = {"life_rank": "life_expectancy"} | {  # ranks, and what they are of
+    f"{fact}_rank": fact for fact in ("population", "area", "density", "income", "earned")
+}
+
+
+def number(country: str, fact: str) -> float | None:
+    """A country's number of a fact; None if Atlas doesn't have it. Raises KeyError for an unknown country."""
+    return _numbers()[country].get(fact)
+
+
+@functools.cache
+def _numbers() -> dict[str, dict[str, float]]:
+    """The numbers of every country's facts. A rank is 1 for the largest value, and equal values have equal ranks."""
+    numbers: dict[str, dict[str, float]] = {}
+    for name, entity in known.countries().items():
+        found = numbers[name] = {}
+        for key in ("population", "median_age", "life_expectancy", "area", "income"):  # such as "32.6 million sq km"
+            match = re.match(r"\$?([\d,.]+)(?: (thousand|million|billion))?\b", entity.facts.get(key, ""))
+            if match:
+                found[key] = float(match[1].replace(",", "")) * _UNITS.get(match[2], 1.0)
+        if {"population", "area"} <= found.keys():
+            found["density"] = found["population"] / found["area"]
+            found["land_share"] = found["area"] / found["population"] * 1e6
+        if "income" in found:
+            found["daily_income"] = found["income"] * (1 / 365)
+        if {"population", "income"} <= found.keys():
+            found["earned"] = found["income"] * found["population"]
+        if {"earned", "area"} <= found.keys():
+            found["earned_on"] = found["earned"] / found["area"]
+        if year := re.search(r"(\d{4})$", entity.facts.get("independence", "")):
+            found["independence"] = float(year[1])
+        if day := re.match(r"\d+", entity.facts.get("holiday_date", "")):
+            found["holiday"] = float(day[0])
+    for rank, fact in _RANKED.items():
+        values = {name: found[fact] for name, found in numbers.items() if fact in found}
+        for name, value in values.items():
+            numbers[name][rank] = 1 + sum(other > value for other in values.values())
+    return numbers
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,13 +213,11 @@ def printed(country: str, fact: str) -> str:
 
     It has three digits without a unit ("58.1", "5.23", "468"), and two or three with a unit ("33M", "1.9K", "652K").
     """
-    value = FACTS[fact].value(country)
+    value, whole = number(country, fact), FACTS[fact].whole
     if value is None:
         return ""
-    return f"{value:.0f}" if FACTS[fact].whole else _rounded(value)
-
-
-def _rounded(value: float) -> str:
+    if whole:
+        return f"{value:.0f}"
     if value < 999.5:
         return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
     for unit in "KMBT":
@@ -283,7 +265,7 @@ def page(country: str, topic: Topic, print_size: int = PRINT) -> Page:
             for fact, box in zip(facts, boxes, strict=True)
         ),
         flag=flag,
-        flag_box=_middle(flag_box, _flag_size(flag)),
+        flag_box=_flag_box(flag, flag_box),
         bars=bars,
         bars_box=bars_box,
     )
@@ -310,16 +292,14 @@ def _plate_boxes(field: Box, size: tuple[int, int], rng: np.random.Generator) ->
     return boxes
 
 
-def _flag_size(country: str) -> tuple[int, int]:
+def _flag_box(country: str, half: Box) -> Box:
+    """The box of a flag, as large as fits into the middle of a field."""
     with Image.open(io.BytesIO(flags.flag(country))) as picture:
         width, height = picture.size
     scale = min(_HALF[0] / width, _HALF[1] / height)
-    return int(width * scale), int(height * scale)
-
-
-def _middle(box: Box, size: tuple[int, int]) -> Box:
-    left, top = ((box[i] + box[i + 2] - size[i]) // 2 for i in range(2))
-    return left, top, left + size[0], top + size[1]
+    width, height = int(width * scale), int(height * scale)
+    left, top = (half[0] + half[2] - width) // 2, (half[1] + half[3] - height) // 2
+    return left, top, left + width, top + height
 
 
 def bar_box(page: Page, colour: str) -> Box:
@@ -338,7 +318,7 @@ def draw(page: Page) -> Image.Image:
     pen.text((_MARGIN, 30), page.title, font=_font(46), fill=_DARK)
     pen.line((_MARGIN, 92, SIZE[0] - _MARGIN, 92), fill=_DARK, width=3)
     left, top, right, bottom = page.flag_box
-    paper.paste(_flag(page.flag, (right - left, bottom - top)), (left, top))
+    paper.paste(_flag_picture(page.flag, (right - left, bottom - top)), (left, top))
     pen.rectangle((left - 2, top - 2, right + 1, bottom + 1), outline=_DARK, width=2)
     nouns = {plate.colour: FACTS[plate.fact].noun for plate in page.plates}
     for colour, fill in COLOURS.items():
@@ -373,9 +353,7 @@ def page_passages(print_size: int = PRINT) -> list[Passage]:
 
 @functools.cache
 def _version() -> str:
-    code = b"".join(
-        pathlib.Path(path).read_bytes() for path in (__file__, extract.FACTS, extract.FLAGS, known.__file__)
-    )
+    code = b"".join(pathlib.Path(path).read_bytes() for path in (__file__, world.FACTS, flags.FLAGS, known.__file__))
     return hashlib.sha256(code).hexdigest()[:12]
 
 
@@ -385,7 +363,7 @@ def _inclusive(box: Box) -> Box:
 
 
 @functools.lru_cache(64)
-def _flag(country: str, size: tuple[int, int]) -> Image.Image:
+def _flag_picture(country: str, size: tuple[int, int]) -> Image.Image:
     with Image.open(io.BytesIO(flags.flag(country))) as picture:
         return picture.convert("RGB").resize(size, Image.Resampling.BICUBIC)
 
@@ -400,3 +378,136 @@ def figure_font(height: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """The font whose digits have this height."""
     _, top, _, bottom = ImageDraw.Draw(Image.new("L", (1, 1))).textbbox((0, 0), "8", font=_font(1000))
     return _font(1000 * height / (bottom - top))
+
+
+def page_questions(split: world.Split, count: int, start: int = 0, print_size: int = PRINT) -> list[Example]:
+    """Questions about the countries of a split of Atlas. Three types take turns:
+
+      coarse    whose flag a page shows, or which of its bars is the longest
+      fine      a value in small print
+      two_page  which of two countries has more of something: two searches, and two values in small print
+
+    Each names the page by its country and topic, or by a fact on it, because a search finds only titles. The questions are the
+    same in every call, and all are different.
+
+    `metadata` has the `type`, the `topic`, the `relation` (key of the fact, "flag" or "bar"), `supporting` and
+    `supporting_titles` (the gold pages), `boxes` (by page what must be seen there: left, top, right, bottom in
+    pixels of the picture), `print` (`print_size`) and, as other questions of Atlas, `entities`.
+
+    Args:
+      start: index of the first question.
+      print_size: print size of the pages (`pages.page`). It moves the plates, and changes nothing else.
+
+    Raises:
+      ValueError: `count` or `start` is no multiple of three, or there are fewer questions.
+    """
+    each = len(TYPES)
+    if count % each or start % each:
+        wrong = f"{count} questions, the first at {start}, are no {each} equal types"
+        raise ValueError(f"{wrong}; ask for multiples of {each}")
+    indices = range(start // each, (start + count) // each)
+    makers = _makers(split)
+    most = min(map(len, makers.values()))
+    if indices.stop > most:
+        raise ValueError(f"Atlas's {split} split has {each * most} questions about pages, fewer than {start + count}")
+    return [makers[kind][index](print_size) for index in indices for kind in TYPES]
+
+
+@functools.cache
+def _makers(split: world.Split) -> dict[Type, list[Make]]:
+    """All questions of each type, in the order of a hash. Every second coarse question is about a flag."""
+    names = [name for name, entity in known.countries().items() if entity.split == split]
+    about = list(itertools.product(names, TOPICS, (0, 1)))
+    flags = [functools.partial(_flag, *arguments) for arguments in about]
+    bars = [functools.partial(_bar, *arguments) for arguments in about]
+    values = [
+        functools.partial(_value, name, fact, wording)
+        for name in names
+        for fact in FACTS.values()
+        for wording in (0, 1)
+        if _is_unique(name, fact)
+    ]
+    pairs = [
+        functools.partial(_more, *arguments)
+        for fact in FACTS.values()
+        if not fact.whole
+        for arguments in _pairs(names, fact)
+    ]
+    coarse = itertools.chain.from_iterable(zip(_shuffled(flags), _shuffled(bars), strict=True))
+    return {"coarse": list(coarse), "fine": _shuffled(values), "two_page": _shuffled(pairs)}
+
+
+def _shuffled(makers: Sequence[functools.partial[Example]]) -> list[Make]:
+    def turn(make: functools.partial[Example]) -> int:
+        names = (part.key if isinstance(part, Fact) else str(part) for part in make.args)
+        return zlib.crc32("/".join(("pages", make.func.__name__, *names)).encode())
+
+    return sorted(makers, key=turn)
+
+
+def _is_unique(country: str, fact: Fact) -> bool:
+    """Whether the fact's plate has a value that no other plate of the page has."""
+    texts = [plate.text for plate in page(country, fact.topic).plates]
+    return texts.count(value := printed(country, fact.key)) == 1 and bool(value)
+
+
+def _pairs(names: Sequence[str], fact: Fact) -> list[tuple[str, str, Fact, int]]:
+    """Pairs of countries with different values, in the order of a hash. Their ranks are a tenth to a third of all countries
+    apart."""
+    ordered = sorted(
+        (name for name in names if _is_unique(name, fact)), key=lambda name: (number(name, fact.key) or 0.0, name)
+    )
+    pairs = []
+    for rank, low in enumerate(ordered):
+        rng = np.random.default_rng([12, zlib.crc32(f"{fact.key}/{low}".encode())])
+        apart = range(max(1, len(ordered) // 10), len(ordered) // 3 + 1)
+        for step in sorted(rng.permutation(apart)[:_PAIRS].tolist()):
+            if rank + step < len(ordered) and printed(low, fact.key) != printed(high := ordered[rank + step], fact.key):
+                first, second = (low, high) if rng.random() < 0.5 else (high, low)
+                pairs.append((first, second, fact, int(rng.integers(2))))
+    return pairs
+
+
+def _flag(country: str, topic: Topic, wording: int, print_size: int) -> Example:
+    shown = page(country, topic, print_size)
+    text = FLAG[wording].format(topic=topic, name=country)
+    return _question("coarse", "flag", text, shown.flag, [(shown, shown.flag_box)])
+
+
+def _bar(country: str, topic: Topic, wording: int, print_size: int) -> Example:
+    shown = page(country, topic, print_size)
+    text = BAR[wording].format(topic=topic, name=country)
+    return _question("coarse", "bar", text, shown.bars[0], [(shown, shown.bars_box)])
+
+
+def _value(country: str, fact: Fact, wording: int, print_size: int) -> Example:
+    shown = page(country, fact.topic, print_size)
+    plate = shown.plate(fact.key)
+    return _question(
+        "fine", fact.key, VALUE[wording].format(noun=fact.noun, name=country), plate.text, [(shown, plate.box)]
+    )
+
+
+def _more(first: str, second: str, fact: Fact, wording: int, print_size: int) -> Example:
+    pages = [page(name, fact.topic, print_size) for name in (first, second)]
+    text = MORE[wording].format(noun=fact.noun, one=first, other=second)
+    answer = max(first, second, key=lambda name: number(name, fact.key) or 0.0)
+    return _question("two_page", fact.key, text, answer, [(item, item.plate(fact.key).box) for item in pages])
+
+
+def _question(kind: Type, relation: str, text: str, answer: str, gold: Sequence[tuple[Page, Box]]) -> Example:
+    return Example(
+        id=f"pages/{text}",
+        question=text,
+        answers=(answer,),
+        metadata={
+            "type": kind,
+            "topic": gold[0][0].topic,
+            "relation": relation,
+            "supporting": [gold_page.id for gold_page, _ in gold],
+            "supporting_titles": [gold_page.title for gold_page, _ in gold],
+            "boxes": {gold_page.id: list(box) for gold_page, box in gold},
+            "print": gold[0][0].print_size,
+            "entities": [gold_page.country for gold_page, _ in gold],
+        },
+    )

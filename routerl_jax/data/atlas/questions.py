@@ -1,33 +1,39 @@
 """Questions about Atlas with gold paths: sub-questions in order, each with its knowledge base, passage and answer.
 
-Some show a flag. Their paths begin in a fourth knowledge base, captions of flags.
+Some show a flag. Their paths begin in a fourth knowledge base, captions of flags. `AtlasExamples` has the questions about the
+real world as a data set.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from collections.abc import Sequence
 from typing import Literal
 
-from routerl_jax.core.types import Passage
+from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.atlas import flags
 from routerl_jax.data.atlas.world import RELATIONS, Entity, Record, Relation, Split, real_entities, records
 
+KINDS = ("none", "single", "multi")  # kinds of questions, by the searches that they need
+ALL_KINDS = (*KINDS, "visual")  # visual questions show a flag; they are included only if they are named
 PICTURES = "text_image"  # the knowledge base of captions and pictures
 SHOWN = "Which country has this flag?"  # the sub-question about a picture
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Hop:
-    """One retrieval step of a gold path: the knowledge base, the passage, the sub-question and the value read there."""
+    """One retrieval step of a gold path: the knowledge base, the passage, the sub-question and the value read there.
+
+    `noun`: what the value is ("capital").
+    """
 
     query: str
     kb: str
     passage_id: str
     value: str
     noun: str
-    subject: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +125,6 @@ class QuestionBuilder:
                 passage_id=record.passage.id,
                 value=entity.name,
                 noun=kind,
-                subject=f"the {noun} {value}",
             )
             for relation in self.relations(entity):
                 second = self.forward(entity, relation)
@@ -175,7 +180,6 @@ class QuestionBuilder:
             passage_id=record.passage.id,
             value=value,
             noun=relation.noun,
-            subject=entity.name,
         )
 
 
@@ -193,8 +197,9 @@ def _question(
     )
 
 
-def real_questions(split: Split) -> list[Question]:
-    """The real world's questions of a split, in a fixed shuffled order.
+@functools.cache
+def real_questions(split: Split) -> tuple[Question, ...]:
+    """The real world's questions of a split without pictures, in a fixed shuffled order.
 
     There are more facts about countries than about elements. So a third of the questions that are only about countries is left
     out. Then the three knowledge bases are needed about equally often.
@@ -205,7 +210,11 @@ def real_questions(split: Split) -> list[Question]:
         for question in questions_about(entities, real_entities())
         if zlib.crc32(f"keep/{question.id}".encode()) % 3 != 0 or any(hop.kb == "elements" for hop in question.hops)
     ]
-    return sorted(questions, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
+    return _shuffled(questions)
+
+
+def _shuffled(questions: Sequence[Question]) -> tuple[Question, ...]:
+    return tuple(sorted(questions, key=lambda question: zlib.crc32(f"order/{question.id}".encode())))
 
 
 def captions(entities: Sequence[Entity]) -> list[Record]:
@@ -245,14 +254,7 @@ def visual_questions(entities: Sequence[Entity], among: Sequence[Entity] | None 
     for entity in entities:
         if entity.kind != "country":
             continue
-        first = Hop(
-            query=SHOWN,
-            kb=PICTURES,
-            passage_id=_caption_id(entity),
-            value=entity.name,
-            noun="country",
-            subject="this flag",
-        )
+        first = Hop(query=SHOWN, kb=PICTURES, passage_id=_caption_id(entity), value=entity.name, noun="country")
         for i, text in enumerate(("Which country's flag is this?", "Whose flag is this?")):
             questions.append(_question(f"{entity.name}/flag/{i}", text, (first,), (entity,), picture=entity.name))
         for relation in builder.relations(entity):
@@ -270,12 +272,44 @@ def visual_questions(entities: Sequence[Entity], among: Sequence[Entity] | None 
     return questions
 
 
-def real_visual_questions(split: Split) -> list[Question]:
+@functools.cache
+def real_visual_questions(split: Split) -> tuple[Question, ...]:
     """The real world's visual questions of a split, in a fixed shuffled order."""
-    entities = [entity for entity in real_entities() if entity.split == split]
-    questions = visual_questions(entities, real_entities())
-    return sorted(questions, key=lambda question: zlib.crc32(f"order/{question.id}".encode()))
+    return _shuffled(visual_questions([entity for entity in real_entities() if entity.split == split], real_entities()))
 
 
 def _caption_id(entity: Entity) -> str:
     return f"{PICTURES}/{entity.name}/flag"
+
+
+class AtlasExamples:
+    """A split of Atlas as random-access Examples, in a fixed shuffled order, with the visual questions last.
+
+    `metadata["path"]` lists the gold hops (kb, passage_id, query, value); `metadata["kind"]` is none, single, multi or
+    visual. Visual questions have a picture (JPEG) of a flag. It differs from the knowledge base's picture of the same flag.
+
+    Args:
+      kinds: only questions of these kinds; default: all without a picture.
+    """
+
+    def __init__(self, split: Split, kinds: Sequence[str] = KINDS) -> None:
+        visual = real_visual_questions(split) if "visual" in kinds else ()
+        self._questions = [question for question in (*real_questions(split), *visual) if question.kind in kinds]
+
+    def __len__(self) -> int:
+        return len(self._questions)
+
+    def __getitem__(self, index: int) -> Example:
+        question = self._questions[index]
+        hops = [
+            {"kb": hop.kb, "passage_id": hop.passage_id, "query": hop.query, "value": hop.value}
+            for hop in question.hops
+        ]
+        picture = question.picture
+        return Example(
+            id=question.id,
+            question=question.text,
+            answers=(question.answer,),
+            images=(flags.photographed(flags.flag(picture), question.id),) if picture else (),
+            metadata={"kind": question.kind, "entities": list(question.entities), "path": hops},
+        )

@@ -6,7 +6,6 @@ their full size, 252 x 252 in 81 image tokens, where small print can be read, to
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import functools
 import io
@@ -15,8 +14,9 @@ import numpy as np
 from PIL import Image
 
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Passage
-from routerl_jax.data.atlas import known
+from routerl_jax.data.atlas import flags, known
 from routerl_jax.data.atlas.invented import invented_world
+from routerl_jax.data.atlas.pages import Box
 from routerl_jax.data.atlas.register import (
     ACROSS,
     ASKED,
@@ -37,7 +37,6 @@ from routerl_jax.data.atlas.register import (
 SMALL, PAPER = "?", "."  # the signs for a code in small print, and for a token on which no sign can be read
 SIGNS = "".join(map(str, range(ACROSS**2))) + "".join(MARKS) + CODES + SMALL + PAPER
 TURNS = 4  # of the agent. After them the answer is begun for it.
-Box = tuple[int, int, int, int]
 _INVENTED = 1000  # countries that are made up, so that names are copied and not remembered
 _CODE_TOKEN = 6  # of the nine tokens of a crop, the one with a code in small print
 _TOKEN = 28  # pixels of a side of an image token
@@ -219,8 +218,7 @@ def row_box(cell: int) -> Box:
 def _search(thought: str, query: str, tool: str, page: RegisterPage) -> DemonstrationStep:
     buffer = io.BytesIO()
     draw(page).save(buffer, "PNG", compress_level=1)
-    image = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    passage = Passage(id=page.id, title=page.title, text=page.title, image=image)
+    passage = Passage(id=page.id, title=page.title, text=page.title, image=flags.data_uri(buffer.getvalue()))
     return DemonstrationStep(thought=thought, query=query, tool=tool, passages=(passage,))
 
 

@@ -287,11 +287,11 @@ def restated(demonstration: Demonstration, value: str) -> Demonstration:
     )
 
 
-def planned(example: Example, plan: Plan, rarely: float = RARELY) -> Planned:
+def planned(example: Example, plan: Plan) -> Planned:
     """A question of `known_questions` with a plan. The guesses are a function of the question's id and the plan."""
     rng = np.random.default_rng([10, zlib.crc32(f"{example.id}/{'-'.join(plan)}".encode())])
     country, relation = example.metadata["country"], example.metadata["relation"]
-    assumed = country if known.strength(country) != "none" else _random_country(rng, rarely)
+    assumed = country if known.strength(country) != "none" else _random_country(rng, RARELY)
     return Planned(
         example=example, plan=plan, country=assumed, guess=value_by_chance(relation, rng) if relation else ""
     )

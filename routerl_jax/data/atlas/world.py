@@ -13,18 +13,20 @@ learning real facts. Questions about a world are in questions.py.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import json
+import pathlib
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from routerl_jax.core.types import Passage
-from routerl_jax.data.atlas.extract import FACTS
 
 Kind = Literal["country", "element"]
 Split = Literal["train", "validation", "test"]
+FACTS = pathlib.Path(__file__).with_name("facts.json")  # extras/atlas_facts.py makes it
 KNOWLEDGE_BASES = ("text", "table", "elements")
 ALL = "all"  # the passages of all knowledge bases together
 
@@ -119,78 +121,56 @@ TABLES = {
     "Trade": (("partner", "largest export partner"),),
 }
 
-# Prose: for each passage of an entity, its sentences. A sentence is (facts it needs, wordings); it appears if they exist.
-_PROSE: dict[Kind, dict[str, tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]]] = {
-    "country": {
-        "independence": (
-            (
-                ("independence",),
-                ("{name} became independent on {independence}.", "{name}: independence on {independence}."),
-            ),
-        ),
-        "holiday": (
-            (
-                ("holiday",),
-                (
-                    "The national holiday of {name} is {holiday}, on {holiday_date}.",
-                    "{name} celebrates {holiday} on {holiday_date} as its national holiday.",
-                ),
-            ),
-        ),
-        "anthem": (
-            (
-                ("anthem",),
-                ("The national anthem of {name} is {anthem}.", "{anthem} is sung as the national anthem of {name}."),
-            ),
-            (("emblem",), ("Its national symbol is the {emblem}.", "The {emblem} is the national symbol of {name}.")),
-        ),
-        "land": (
-            (
-                ("peak",),
-                (
-                    "The highest point of {name} is {peak}.",
-                    "{name} is highest at {peak}.",
-                ),
-            ),
-        ),
-        "economy": (
-            (("export",), ("The main export of {name} is {export}.", "{name} mainly exports {export}.")),
-            (("crop",), ("Farms mainly grow {crop}.", "The main crop of its farms is {crop}.")),
-        ),
-    },
-    "element": {
-        "basics": (
-            (
-                ("symbol", "number"),
-                (
-                    "{name} has the chemical symbol {symbol} and the atomic number {number}.",
-                    "{name} ({symbol}) is the element with atomic number {number}.",
-                ),
-            ),
-        ),
-        "weight": (
-            (("weight",), ("The atomic weight of {name} is {weight}.", "{name} has an atomic weight of {weight}.")),
-        ),
-        "discovery": (
-            (
-                ("discoverer", "place"),
-                (
-                    "{name} was discovered in {year} by {discoverer} in {place}.",
-                    "{discoverer} discovered {name} in {year}, in {place}.",
-                ),
-            ),
-            (
-                ("discoverer",),
-                ("{name} was discovered in {year} by {discoverer}.", "{discoverer} discovered {name} in {year}."),
-            ),
-        ),
-        "production": (
-            (
-                ("producer",),
-                ("The largest producer of {name} is {producer}.", "Most {name} is produced in {producer}."),
-            ),
-        ),
-    },
+# Sentences: (kind of entity, topic of the passage, facts that are needed), and wordings. Those of a topic are one passage.
+_SENTENCES = {
+    ("country", "independence", "independence"): (
+        "{name} became independent on {independence}.",
+        "{name}: independence on {independence}.",
+    ),
+    ("country", "holiday", "holiday"): (
+        "The national holiday of {name} is {holiday}, on {holiday_date}.",
+        "{name} celebrates {holiday} on {holiday_date} as its national holiday.",
+    ),
+    ("country", "anthem", "anthem"): (
+        "The national anthem of {name} is {anthem}.",
+        "{anthem} is sung as the national anthem of {name}.",
+    ),
+    ("country", "anthem", "emblem"): (
+        "Its national symbol is the {emblem}.",
+        "The {emblem} is the national symbol of {name}.",
+    ),
+    ("country", "land", "peak"): (
+        "The highest point of {name} is {peak}.",
+        "{name} is highest at {peak}.",
+    ),
+    ("country", "economy", "export"): (
+        "The main export of {name} is {export}.",
+        "{name} mainly exports {export}.",
+    ),
+    ("country", "economy", "crop"): (
+        "Farms mainly grow {crop}.",
+        "The main crop of its farms is {crop}.",
+    ),
+    ("element", "basics", "symbol", "number"): (
+        "{name} has the chemical symbol {symbol} and the atomic number {number}.",
+        "{name} ({symbol}) is the element with atomic number {number}.",
+    ),
+    ("element", "weight", "weight"): (
+        "The atomic weight of {name} is {weight}.",
+        "{name} has an atomic weight of {weight}.",
+    ),
+    ("element", "discovery", "discoverer", "place"): (
+        "{name} was discovered in {year} by {discoverer} in {place}.",
+        "{discoverer} discovered {name} in {year}, in {place}.",
+    ),
+    ("element", "discovery", "discoverer"): (
+        "{name} was discovered in {year} by {discoverer}.",
+        "{discoverer} discovered {name} in {year}.",
+    ),
+    ("element", "production", "producer"): (
+        "The largest producer of {name} is {producer}.",
+        "Most {name} is produced in {producer}.",
+    ),
 }
 
 
@@ -205,24 +185,23 @@ def records(entities: Iterable[Entity]) -> list[Record]:
 
 
 def _prose_records(entity: Entity) -> list[Record]:
-    result = []
     values = {"name": entity.name, **entity.facts}
+    texts: dict[str, list[str]] = collections.defaultdict(list)  # by topic, and the facts that they state
+    stated: dict[str, set[str]] = collections.defaultdict(set)
+    for (kind, topic, *needed), wordings in _SENTENCES.items():
+        if kind != entity.kind or not all(key in values for key in needed) or stated[topic] & set(needed):
+            continue
+        wording = wordings[zlib.crc32(f"{entity.name}/{topic}/{needed[0]}".encode()) % len(wordings)]
+        texts[topic].append(wording.format(**values))
+        stated[topic] |= {key for key in RELATIONS if f"{{{key}}}" in wording}
+    result = []
     kb = "text" if entity.kind == "country" else "elements"
-    for topic, sentences in _PROSE[entity.kind].items():
-        parts, stated = [], set()
-        for needed, wordings in sentences:
-            if not all(key in values for key in needed) or stated & set(needed):
-                continue
-            pick = zlib.crc32(f"{entity.name}/{topic}/{needed[0]}".encode()) % len(wordings)
-            text = wordings[pick].format(**values)
-            parts.append(text)
-            stated |= {key for key in RELATIONS if f"{{{key}}}" in wordings[pick]}
-        if stated:
-            text = " ".join(parts)
-            if entity.name not in text:
-                text = f"{entity.name}: {text}"
-            passage = Passage(id=f"{kb}/{entity.name}/{topic}", title=entity.name, text=text)
-            result.append(Record(passage=passage, kb=kb, entity=entity.name, relations=frozenset(stated)))
+    for topic, sentences in texts.items():
+        text = " ".join(sentences)
+        if entity.name not in text:
+            text = f"{entity.name}: {text}"
+        passage = Passage(id=f"{kb}/{entity.name}/{topic}", title=entity.name, text=text)
+        result.append(Record(passage=passage, kb=kb, entity=entity.name, relations=frozenset(stated[topic])))
     return result
 
 
@@ -263,3 +242,11 @@ def _records_of(kb: str) -> list[Record]:
     if kb not in (*KNOWLEDGE_BASES, ALL):
         raise ValueError(f"Atlas has no knowledge base {kb!r}; it has {', '.join(KNOWLEDGE_BASES)}, and {ALL!r}")
     return [record for record in records(real_entities()) if kb in (record.kb, ALL)]
+
+
+def rounded(amount: float) -> str:
+    """An amount in words: three digits, and thousand or million if it is large."""
+    for unit, name in ((1_000_000, " million"), (1_000, " thousand")):
+        if amount >= unit:
+            return f"{float(f'{amount / unit:.3g}'):g}{name}"
+    return f"{amount:.3g}"

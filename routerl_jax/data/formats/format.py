@@ -245,14 +245,14 @@ def images_of(row: Row, location: RowLocation, key: str = "", folders: Sequence[
     return tuple(images)
 
 
-def image_urls(row: Row, location: RowLocation, keys: Sequence[str] = URL_KEYS) -> dict[str, Any]:
-    """`{"image_urls": [..]}` of a row: the values under `keys`, or else the URLs among its pictures. {} if there are none.
+def image_urls(row: Row, location: RowLocation) -> dict[str, Any]:
+    """`{"image_urls": [..]}` of a row: the values under `URL_KEYS`, or else the URLs among its pictures. {} if there are none.
 
     Raises:
-      ValueError: a value under `keys` is no URL.
+      ValueError: a value under `URL_KEYS` is no URL.
     """
     all_urls: list[str] = []
-    for key in keys:
+    for key in URL_KEYS:
         urls = strings(row.get(key), location, key, listed=True)
         if wrong := next((url for url in urls if url and not _is_url(url)), None):
             raise location.error(

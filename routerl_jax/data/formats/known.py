@@ -76,16 +76,13 @@ def read_examples(
         form_of_row = fixed_format or format_of(row)
         for part in form_of_row.parts(row, location):
             try:
-                yield location, _of_several(form_of_row.example(part, location), location, several)
+                example = form_of_row.example(part, location)
             except MissingPictureError as error:
                 yield location, error
-
-
-def _of_several(example: Example | None, location: RowLocation, several: bool) -> Example | None:
-    """If there are several files, adds the file's name to the id of rows without ids, because their numbers repeat."""
-    if not several or example is None or example.id != str(location.number):
-        return example
-    return dataclasses.replace(example, id=f"{location.path.name.partition('.')[0]}/{example.id}")
+                continue
+            if several and example is not None and example.id == str(location.number):  # numbers of rows repeat
+                example = dataclasses.replace(example, id=f"{location.path.name.partition('.')[0]}/{example.id}")
+            yield location, example
 
 
 def read_passages(path: str | pathlib.Path, form: str = "") -> Iterator[tuple[RowLocation, list[Passage]]]:

@@ -18,7 +18,7 @@ from routerl_jax.data.formats.format import (
     question_of,
     strings,
 )
-from routerl_jax.data.page_ids import page_id
+from routerl_jax.data.gold_paths import page_id
 
 SOURCE_TYPES = ("text", "table", "chart", "figure", "layout")  # types of evidence (VRAG-RL, table 1)
 _SOURCES = {
@@ -42,7 +42,7 @@ _LINK, _KIND = 2, 3  # indices in a node of HybridQA: [text, [row, column], link
 
 def _page_fields(document: Any, pages: Any, location: RowLocation, document_key: str, pages_key: str) -> dict[str, Any]:
     """Metadata: `document`, `pages` (from 1, each once, in the row's order) and `supporting` (ids of the pages,
-    `data.page_ids`).
+    `data.gold_paths`).
 
     Args:
       pages: whole numbers, a list of them, or such a list in a string.
@@ -93,18 +93,14 @@ def _document_answers(value: Any, location: RowLocation, key: str, *, whole: boo
     Raises:
       ValueError: there is none; names the key.
     """
-    values = [", ".join(strings(item, location, key, listed=True)) for item in _as_list(value)] if whole else value
-    answers = distinct([answer.strip() for answer in strings(values, location, key)])
+    if whole:
+        # `[[..], ..]` and `["..", ..]` are several answers; other lists, and a string, are one.
+        several = isinstance(value, list) and all(isinstance(item, str) and item.strip()[:1] == "[" for item in value)
+        value = [", ".join(strings(item, location, key, listed=True)) for item in (value if several else [value])]
+    answers = distinct([answer.strip() for answer in strings(value, location, key)])
     if not answers:
         raise location.error(f"key {key!r} is missing or empty; give the answer")
     return answers
-
-
-def _as_list(value: Any) -> list[Any]:
-    """The alternatives: the items of `[[..], ..]` and `["..", ..]`. Other lists, and a string, are one answer."""
-    if isinstance(value, list) and all(isinstance(item, str) and item.strip()[:1] == "[" for item in value):
-        return value
-    return [value]
 
 
 def without(row: Row, keys: Sequence[str]) -> dict[str, Any]:

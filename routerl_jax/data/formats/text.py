@@ -169,7 +169,10 @@ def _context(value: Any, location: RowLocation) -> list[tuple[str, list[str]]]:
     if isinstance(value, Mapping):
         key = next((key for key in ("sentences", "content") if key in value), "sentences")
         value = _pairs(value, ("title", key), "context", location)
-    if not isinstance(value, list) or not all(_is_pair(item) and _is_strings(item[1]) for item in value):
+    if not isinstance(value, list) or not all(
+        _is_pair(item) and isinstance(item[1], list) and all(isinstance(text, str) for text in item[1])
+        for item in value
+    ):
         raise location.error("key 'context' must be a list of [title, [sentence, ..]]")
     return [(title, sentences) for title, sentences in value]
 
@@ -205,10 +208,6 @@ def _pairs(value: Mapping[str, Any], keys: tuple[str, str], key: str, location: 
 
 def _is_pair(item: Any) -> bool:
     return isinstance(item, list | tuple) and len(item) == 2 and isinstance(item[0], str)
-
-
-def _is_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, str) for item in value)
 
 
 class TwoWiki(HotpotQA):

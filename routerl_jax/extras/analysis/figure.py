@@ -72,10 +72,10 @@ def table(
     axis.set_title(heading)
 
 
-def errors(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """How far the intervals of EM reach below and above it."""
-    below = [max(row["em"] - row["em_interval"][0], 0) for row in rows]
-    return [below, [max(row["em_interval"][1] - row["em"], 0) for row in rows]]
+def errors(rows: Sequence[Mapping[str, Any]], metric: str = "em") -> list[list[float]]:
+    """How far the intervals of a metric reach below and above it."""
+    ends = [(row[metric], *row[f"{metric}_interval"]) for row in rows]
+    return [[max(mean - low, 0) for mean, low, _ in ends], [max(high - mean, 0) for mean, _, high in ends]]
 
 
 def downwards(axis: Any, names: int = 0) -> None:
@@ -135,7 +135,7 @@ def _measured(rows: Rows) -> list[str]:
     return [measure for measure in _MEASURES if any(measure in row for row in rows.values())]
 
 
-def four_ways(rows: Rows, heading: str) -> Panel:
+def four_ways(rows: Rows) -> Panel:
     """Right and wrong answers, with and without a search (figure 4b). `rows`: by the names of the bars."""
     labels, colors, inks = zip(*_FOUR_WAYS.values())
     shares = [row["breakdown"] for row in rows.values()]
@@ -145,7 +145,7 @@ def four_ways(rows: Rows, heading: str) -> Panel:
         for bars, part, ink in zip(axis.containers, _FOUR_WAYS, inks):
             numbers = [f"{100 * share[part]:.0f}" if share[part] >= _LEAST else "" for share in shares]
             axis.bar_label(bars, numbers, label_type="center", fontsize=min(size_of(len(rows)), 8), color=ink)
-        axis.set_title(heading)
+        axis.set_title("Right and wrong, with and without a search, %")
 
     return draw
 
@@ -195,23 +195,8 @@ def em_by(axis: Any, policies: Rows, key: str, heading: str) -> None:
 # --- Panels of searches: by mode, by search number, and for right answers. ---
 
 
-def modes(policies: Rows) -> list[Panel]:
-    """Shares of knowledge bases among all searches; [] if there were no searches."""
-    names = [title(name) for name in policies]
-    shares = [row["mode_usage"] for row in policies.values()]
-    return _by_mode(names, shares, "Share of searches by mode")
-
-
-def modes_by_step(rows: Rows, by: str = "") -> list[Panel]:
-    """A bar of modes for every search number of every policy or group of questions, if another one has the same number to
-    compare with."""
-    steps = [(name, step) for name, row in rows.items() for step in row["mode_by_step"]]
-    steps.sort(key=lambda pair: pair[1]["step"])  # stable: policies stay in their order
-    names = [f"{step['step']}. {title(name)} ({step['n']})" for name, step in steps]
-    return _by_mode(names, [step["mode_usage"] for _, step in steps], f"Each search by mode (searches){by}")
-
-
-def _by_mode(names: list[str], shares: list[Mapping[str, float]], heading: str) -> list[Panel]:
+def by_mode(names: list[str], shares: list[Mapping[str, float]], heading: str) -> list[Panel]:
+    """A bar of the shares of knowledge bases for each name; [] if there were no searches."""
     used = sorted({mode for share in shares for mode in share})
 
     def draw(axis: Any) -> None:
@@ -221,29 +206,37 @@ def _by_mode(names: list[str], shares: list[Mapping[str, float]], heading: str) 
     return [draw] if used else []
 
 
+def modes_by_step(rows: Rows, by: str = "") -> list[Panel]:
+    """A bar of modes for every search number of every policy or group of questions, if another one has the same number to
+    compare with."""
+    steps = [(name, step) for name, row in rows.items() for step in row["mode_by_step"]]
+    steps.sort(key=lambda pair: pair[1]["step"])  # stable: policies stay in their order
+    names = [f"{step['step']}. {title(name)} ({step['n']})" for name, step in steps]
+    return by_mode(names, [step["mode_usage"] for _, step in steps], f"Each search by mode (searches){by}")
+
+
 def searches_of_correct(rows: Rows, by: str = "") -> list[Panel]:
-    """The number of searches of right answers; [] if there were none."""
+    """Distributions of right answers over numbers of searches, with their means; [] if there were no right answers. They are
+    side by side, or one below the other if there are more than colours."""
     right = {name: row["searches_of_correct"] for name, row in rows.items() if row["searches_of_correct"]["share"]}
-    return [lambda axis: _searches_of_correct(axis, right, by)] if right else []
+    numbers = sorted({int(count) for row in right.values() for count in row["share"]})
+    names = [f"{title(name)}: {row['mean']:.2f}" for name, row in right.items()]
 
+    def draw(axis: Any) -> None:
+        axis.set_title(f"Searches of questions answered rightly{by}")
+        if len(right) > len(COLORS):
+            stacked(axis, names, [row["share"] for row in right.values()], [str(number) for number in numbers])
+            return
+        width = 0.8 / len(right)
+        for i, (name, row) in enumerate(zip(names, right.values())):
+            positions = [number - 0.4 + (i + 0.5) * width for number in numbers]
+            heights = [row["share"].get(str(number), 0.0) for number in numbers]
+            axis.bar(positions, heights, width, color=color_of(i), label=name)
+        axis.set(xlabel="searches", ylabel="share", ylim=(0, 1))
+        axis.set_xticks(numbers)
+        axis.legend(**BELOW, bbox_to_anchor=(0.5, -0.14), ncols=3, title="mean", title_fontsize=8)
 
-def _searches_of_correct(axis: Any, distributions: Rows, by: str) -> None:
-    """Distributions over numbers of searches, with their means. They are side by side, or one below the other if there are more
-    than colours."""
-    numbers = sorted({int(count) for row in distributions.values() for count in row["share"]})
-    axis.set_title(f"Searches of questions answered rightly{by}")
-    names = [f"{title(name)}: {row['mean']:.2f}" for name, row in distributions.items()]
-    if len(distributions) > len(COLORS):
-        stacked(axis, names, [row["share"] for row in distributions.values()], [str(number) for number in numbers])
-        return
-    width = 0.8 / len(distributions)
-    for i, (name, row) in enumerate(zip(names, distributions.values())):
-        positions = [number - 0.4 + (i + 0.5) * width for number in numbers]
-        heights = [row["share"].get(str(number), 0.0) for number in numbers]
-        axis.bar(positions, heights, width, color=color_of(i), label=name)
-    axis.set(xlabel="searches", ylabel="share", ylim=(0, 1))
-    axis.set_xticks(numbers)
-    axis.legend(**BELOW, bbox_to_anchor=(0.5, -0.14), ncols=3, title="mean", title_fontsize=8)
+    return [draw] if right else []
 
 
 # --- Panels that compare the start with the trained policy: in the same workflow, and for a price on searches. ---
@@ -348,8 +341,12 @@ def training_panels(rows: Steps, runs: Mapping[str, Steps], colors: Mapping[str,
       runs: rows of the run and its controls, by name.
       colors: colours of the runs, by name.
     """
+    keys = dict.fromkeys(key for row in rows for key in row if key.startswith("reward/") and key != "reward/std")
     drawn = {
-        "Reward of sampled attempts": _terms(rows),
+        "Reward of sampled attempts": [  # the total first
+            (rows, key, key.removeprefix("reward/"), color)
+            for key, color in zip(sorted(keys, key=lambda key: key != _REWARD), COLORS)
+        ],
         "Sampled tokens per attempt": [(rows, _TOKENS, "tokens", COLORS[0])] if rows else [],
         "Each run's own reward": _compared(runs, _REWARD, colors) if len(runs) > 1 else [],
         "Share of sampled attempts with a search": _compared(runs, _SEARCHED, colors),
@@ -359,13 +356,6 @@ def training_panels(rows: Steps, runs: Mapping[str, Steps], colors: Mapping[str,
         for heading, lines in drawn.items()
         if lines
     ]
-
-
-def _terms(rows: Steps) -> list[Line]:
-    """Lines of the reward and its terms, the total first."""
-    keys = dict.fromkeys(key for row in rows for key in row if key.startswith("reward/") and key != "reward/std")
-    ordered = sorted(keys, key=lambda key: key != _REWARD)
-    return [(rows, key, key.removeprefix("reward/"), color) for key, color in zip(ordered, COLORS)]
 
 
 def _compared(runs: Mapping[str, Steps], key: str, colors: Mapping[str, str]) -> list[Line]:
@@ -479,38 +469,43 @@ def _sections(
 ) -> list[_Section]:
     """All sections in reading order; some may be empty."""
     policies, single = analysis["policies"], analysis.get("single_mode", {})
+    measured = analysis.get("calibration", {})
     colors = {name: color_of(i) for i, name in enumerate(policies)}
     return [
-        _Section("Answers", _answers(policies)),
-        _Section("Searches", _searches(policies, single, policy)),
+        _Section(
+            "Answers",
+            [
+                answers_and_searches(policies),
+                four_ways({title(name): row for name, row in policies.items()}),
+                lambda axis: em_by(axis, policies, "em_by_turns", "EM by number of turns"),
+                lambda axis: em_by(axis, policies, "em_by_tokens", "EM by sampled tokens, in quartiles"),
+            ],
+        ),
+        _Section(
+            "Searches",
+            [
+                lambda axis: turns(axis, policies),
+                lambda axis: cost(axis, policies, single, policy),
+                *by_mode(
+                    [title(name) for name in policies],
+                    [row["mode_usage"] for row in policies.values()],
+                    "Share of searches by mode",
+                ),
+                *modes_by_step(policies),
+                *searches_of_correct(policies),
+            ],
+        ),
         *(_by_group(policies, key, policy, start) for key in policies[policy]["by"]),
         _Section(
             "Start and trained policy in the same workflow, and what a price on searches can decide",
-            [*workflow_panels(analysis.get("workflows", {}), colors), *_calibration(analysis.get("calibration", {}))],
+            [
+                *workflow_panels(analysis.get("workflows", {}), colors),
+                *([lambda axis: calibration(axis, measured["penalty"], measured["kinds"])] if measured else []),
+            ],
             _height(max(map(len, policies[policy]["by"].values()), default=0)),
         ),
         _Section("Training", training_panels(training, analysis.get("training", {}), colors)),
         _Section(f"{title(policy)}, under other conditions", _trials(analysis)),
-    ]
-
-
-def _answers(policies: Rows) -> list[Panel]:
-    named = {title(name): row for name, row in policies.items()}
-    return [
-        answers_and_searches(policies),
-        four_ways(named, "Right and wrong, with and without a search, %"),
-        lambda axis: em_by(axis, policies, "em_by_turns", "EM by number of turns"),
-        lambda axis: em_by(axis, policies, "em_by_tokens", "EM by sampled tokens, in quartiles"),
-    ]
-
-
-def _searches(policies: Rows, single: Rows, policy: str) -> list[Panel]:
-    return [
-        lambda axis: turns(axis, policies),
-        lambda axis: cost(axis, policies, single, policy),
-        *modes(policies),
-        *modes_by_step(policies),
-        *searches_of_correct(policies),
     ]
 
 
@@ -522,7 +517,7 @@ def _by_group(policies: Rows, key: str, policy: str, start: str) -> _Section:
     bars = {f"{value}, {title(name)}": policies[name]["by"][key][value] for value in groups for name in shown}
     panels: list[Panel] = [
         *tables_by_group(policies, key),
-        four_ways(bars, "Right and wrong, with and without a search, %"),
+        four_ways(bars),
         *modes_by_step(groups, f", {title(policy)}"),
         *searches_of_correct(groups, f", {title(policy)}"),
     ]
@@ -531,10 +526,6 @@ def _by_group(policies: Rows, key: str, policy: str, start: str) -> _Section:
 
 def _height(groups: int) -> float:
     return max(_HEIGHT, _OF_GROUP * groups)
-
-
-def _calibration(measured: Mapping[str, Any]) -> list[Panel]:
-    return [lambda axis: calibration(axis, measured["penalty"], measured["kinds"])] if measured else []
 
 
 def _trials(analysis: Mapping[str, Any]) -> list[Panel]:

@@ -8,16 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from routerl_jax.evaluation.groups import by_group
-from routerl_jax.evaluation.metrics import breakdown, search_rates
+from routerl_jax.evaluation.metrics import breakdown, by_group, search_rates
 from routerl_jax.evaluation.paired import Record, by_question, record_cost, record_em
 from routerl_jax.rewards.metrics import f1
 from routerl_jax.rewards.scoring import bootstrap_intervals
 
-CURVES = (
-    "reward/total",
-    "rollout/searched_rate",
-)  # metrics of sampled attempts by which runs are compared over their steps
+CURVES = ("reward/total", "rollout/searched_rate")  # of sampled attempts; runs are compared by them over their steps
 _BINS = 4  # bins of tokens
 
 

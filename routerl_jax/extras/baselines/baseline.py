@@ -1,22 +1,23 @@
-"""The base class of baselines: chats with a policy, searches, documents in prompts, and what is read in a policy's replies."""
+"""The base class of baselines: chats with a policy, searches, documents in prompts, and what is read in a policy's replies; and
+the worked questions that they put into their prompts."""
 
 from __future__ import annotations
 
 import dataclasses
+import pathlib
 import re
+import tomllib
 from collections.abc import Callable, Sequence
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.chat import fitting
 from routerl_jax.agents.conversation import Conversation, Prompt
 from routerl_jax.agents.grammar import TOO_LONG, unshown
+from routerl_jax.agents.observation import Reply
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Example, Message, Passage, Turn
 
 CONCLUSION = "So the answer is:"  # the end of a chain of thought (IRCoT, arXiv 2212.10509)
-
-# Ends of sentences. There are only four, because endpoints take no more stop strings.
-SENTENCE_ENDS = (". ", ".\n", "? ", "\n")
 
 _CONCLUDED = re.compile(r"\banswer is\b[ \t]*:?[ \t]*(.*)", re.IGNORECASE)
 
@@ -107,6 +108,13 @@ class Baseline(Agent):
         chat.close()
         return chat, turn, reply_text(turn, llm)
 
+    async def ask_line(
+        self, example: Example, llm: LLM, request: ChatPrompt, max_tokens: int = 0
+    ) -> tuple[Conversation, Turn, str]:
+        """As `ask`, for a reply of one line, by default a short answer. In a chat the reply ends by itself."""
+        stop = () if self.chats(llm) else ("\n",)
+        return await self.ask(example, llm, request, stop=stop, max_tokens=max_tokens or self.answer_tokens)
+
     def ends(self, llm: LLM) -> tuple[str, ...]:
         """Stop strings of a chain of thought. After a plain-text prompt, a policy may go on with a new question."""
         return () if self.chats(llm) else ("\nQuestion:",)
@@ -127,6 +135,10 @@ class Baseline(Agent):
     def question(self, example: Example, llm: LLM) -> str:
         """The question after its pictures. Chat marks in its text are made plain text."""
         return llm.image_marker * len(example.images) + llm.tokenizer.plain(example.question)
+
+    def asking(self, example: Example, llm: LLM, task: str, cue: str = "Answer:", begun: str = "") -> ChatPrompt:
+        """A prompt with the question alone."""
+        return ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}", cue=cue, begun=begun)
 
     # --- documents ---
 
@@ -199,19 +211,15 @@ class Baseline(Agent):
         Returns False, and adds nothing, if the text leaves no room for a short answer.
         """
         as_message = self.chats(llm) and turn.stop_reason == "eos"
-        size = chat.reply_tokens(text) if as_message else chat.tokens_of(text)
-        if size + self.answer_tokens > chat.room:
+        observation = Reply(text) if as_message else text
+        if chat.tokens_of(observation) + self.answer_tokens > chat.room:
             return False
-        if as_message:
-            chat.reply(text)
-        else:
-            chat.observe(text)
+        chat.observe(observation)
         return True
 
     async def answer(self, example: Example, llm: LLM, request: ChatPrompt) -> Episode:
         """Ends an episode with a new chat of one turn, which is a short answer. In plain text the first line counts."""
-        stop = () if self.chats(llm) else ("\n",)
-        chat, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
+        chat, turn, text = await self.ask_line(example, llm, request)
         return chat.episode(answer=answered(turn, concluded(text) or short(text)))
 
     async def think(self, chat: Conversation, llm: LLM) -> Episode:
@@ -241,7 +249,7 @@ class Baseline(Agent):
         if turn.action is None and not turn.observation:
             answered(turn, None)
         as_message = self.chats(llm) and turn.stop_reason == "eos" and not turn.observation
-        size = chat.reply_tokens(ANSWER_ALONE) if as_message else chat.tokens_of(opening)
+        size = chat.tokens_of(Reply(ANSWER_ALONE) if as_message else opening)
         if size >= chat.room:
             return chat.episode(answer=None, truncated=True)
         if as_message:
@@ -313,19 +321,52 @@ def tidied(text: str) -> str:
     return text.strip()
 
 
-def first_sentence(text: str) -> str:
-    """The text up to the first end of a sentence, including its stop; the whole text if there is none."""
-    ends = [at + len(end.rstrip()) for end in SENTENCE_ENDS if (at := text.strip().find(end)) >= 0]
-    return text.strip()[: min(ends)].strip() if ends else text.strip()
-
-
-def is_reasoning(sentence: str) -> bool:
-    """True if a sentence draws a conclusion or calculates, and states no new fact. IRCoT's code does not search for these."""
-    begins = sentence.lower().startswith(("thus ", "thus,", "so ", "so,", "that is,", "therefore", "hence"))
-    return begins or re.search(r"\d [+-] \d[\d,.]* = \d", sentence) is not None
-
-
 def last_line(text: str, label: str) -> str | None:
     """The text after a label, from the last line that has the label; None if no line has it."""
     contents = re.findall(rf"{re.escape(label)}[ \t]*(.*)", text)
     return contents[-1].strip() if contents else None
+
+
+# --- worked questions (worked.toml), which are the same for all baselines ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Hop:
+    """A step: a question, a sentence that answers it, the answer alone, and a page (title, text) that says so."""
+
+    question: str
+    fact: str
+    answer: str
+    title: str
+    text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkedExample:
+    """A question with its steps and its answer."""
+
+    question: str
+    hops: tuple[Hop, ...]
+    answer: str
+
+    @property
+    def chain(self) -> str:
+        """The chain of thought."""
+        return " ".join([*(hop.fact for hop in self.hops), f"{CONCLUSION} {self.answer}."])
+
+
+WORKED_FILE = tomllib.loads(pathlib.Path(__file__).with_name("worked.toml").read_text())
+WORKED = tuple(
+    WorkedExample(worked["question"], tuple(Hop(*hop) for hop in worked["hops"]), worked["answer"])
+    for worked in WORKED_FILE["questions"]
+)
+
+
+def chains(count: int) -> str:
+    """The first `count` worked questions with their chains of thought, as text; "" for none."""
+    return examples([f"Question: {worked.question}\nAnswer: {worked.chain}" for worked in WORKED[:count]])
+
+
+def examples(texts: Sequence[str]) -> str:
+    """Worked examples in the form in which they end a task; "" for none."""
+    return "\n\nExamples:\n\n" + "\n\n".join(texts) if texts else ""

@@ -13,22 +13,12 @@ from routerl_jax.agents.search_agent import SearchAgent
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Demonstration, DemonstrationStep, Example, Message, Passage
 from routerl_jax.data.trajectories import document_of
+from routerl_jax.extras.baselines.baseline import WORKED, WORKED_FILE, WorkedExample
 from routerl_jax.extras.baselines.registry import baseline
-from routerl_jax.extras.baselines.worked import (
-    SIZE,
-    WORKED,
-    WORKED_PAGES,
-    PageLook,
-    PageSearch,
-    WorkedExample,
-    WorkedPages,
-)
-from routerl_jax.recipes.mmsearch_r1 import protocol
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
 from routerl_jax.recipes.r1_router.steps import StepPrompt, StepProtocol
 from routerl_jax.recipes.recipe import RECIPES, AgentConfig
-from routerl_jax.recipes.vrag_rl import protocol as vrag
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 
 
@@ -109,16 +99,16 @@ class FewShotProtocol(StepProtocol):
         tool = self.searched or self.tools[0]
         facts = [(hop.question, hop.fact) for hop in shot.hops]
         if kind == "final":
-            return self.final(shot.question, facts), self.write_answer(shot.hops[-1].fact, shot.answer)
+            return self.final(shot.question, facts), self.answers.write_answer(shot.hops[-1].fact, shot.answer)
         if kind == "answer":
             hop = shot.hops[number % len(shot.hops)]
             page = document_of(tool, Passage(id=hop.title, title=hop.title, text=hop.text))
-            return self.answer(hop.question, [page]), self.write_answer("The document says it.", hop.fact)
+            return self.answer(hop.question, [page]), self.answers.write_answer("The document says it.", hop.fact)
         answered = number % (len(shot.hops) + 1)
         request = self.route(shot.question, facts[:answered])
         if answered == len(shot.hops):
-            return request, self.write_route("All that is needed is known.", NO_TOOL, NO_TOOL)
-        return request, self.write_route(_thought(shot, answered), shot.hops[answered].question, tool)
+            return request, self.routes.write_search("All that is needed is known.", NO_TOOL, NO_TOOL)
+        return request, self.routes.write_search(_thought(shot, answered), shot.hops[answered].question, tool)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +126,7 @@ class FewShotMMSearch(MMSearchAgent):
     ) -> list[int]:
         chat = [message for shot in WORKED[: self.shots] for message in self.worked(shot)]
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
-        chat.append(Message(role="user", content=protocol.first(question, self.limits, self.instruct)))
+        chat.append(Message(role="user", content=self.form.first(question, self.instruct)))
         if self.instruct and tokenizer.instructs_in_chats:
             return tokenizer.chat(chat)
         if self.instruct:
@@ -147,7 +137,7 @@ class FewShotMMSearch(MMSearchAgent):
         """A worked question as messages, with as many searches as are allowed."""
         limits = self.limits
         steps = demonstration(shot, self.text_tool, min(limits.searches, limits.text_searches))
-        first = protocol.first(shot.question, limits, self.instruct)
+        first = self.form.first(shot.question, self.instruct)
         chat = [Message(role="user", content=first)]
         for piece, written in self.pieces(steps):
             observation: Any = piece.observation if isinstance(piece, Reply) else piece
@@ -155,6 +145,40 @@ class FewShotMMSearch(MMSearchAgent):
             text = "".join(part for part in parts if isinstance(part, str))
             chat.append(Message(role="assistant" if written else "user", content=text))
         return chat
+
+
+SIZE = (896, 1148)  # pixels of the pages, wide and high: multiples of 28, as Qwen2.5-VL's image tokens need
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PageStep:
+    """A search, and what the page shows that it finds; or a closer look at the page shown last.
+
+    Attributes:
+      query: the query; "" for a closer look.
+      box: where it looks: left, top, right, bottom as shares of the page's sides.
+    """
+
+    thought: str
+    query: str = ""
+    box: Sequence[float] = ()
+    shows: str
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkedPages:
+    """A question with its steps, and the thought before its answer."""
+
+    question: str
+    steps: tuple[PageStep, ...]
+    thought: str
+    answer: str
+
+
+WORKED_PAGES = tuple(
+    WorkedPages(**{**worked, "steps": tuple(PageStep(**step) for step in worked["steps"])})
+    for worked in WORKED_FILE["pages"]
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,7 +202,7 @@ class FewShotVRAG(VRAGAgent):
         chat = [message for shot in WORKED_PAGES[: self.shots] for message in self.worked(shot)]
         if not self.instruct:
             return tokenizer.encode_prompt("".join(f"{message.content}\n" for message in [*chat, request]))
-        task = vrag.task(self.max_turns, self.looks, self.regions, self.shows)
+        task = self.form.instructions()
         if tokenizer.instructs_in_chats:
             return tokenizer.chat([Message(role="system", content=task), *chat, request])
         return tokenizer.encode_prompt(f"{task}\n\n{_script([*chat, request])}Assistant: ")
@@ -186,21 +210,18 @@ class FewShotVRAG(VRAGAgent):
     def worked(self, shot: WorkedPages) -> list[Message]:
         """A worked question as messages; [] if the agent has not enough turns or searches for it."""
         steps = shot.steps if self.looks else _without_looks(shot.steps)
-        searches = sum(isinstance(step, PageSearch) for step in steps)
+        searches = sum(bool(step.query) for step in steps)
         if len(steps) + 1 > self.max_turns or searches > self.search_budget:
             return []
-        turns: list[tuple[str, str]] = []
-        for step in steps:
-            if isinstance(step, PageSearch):
-                turns.append((vrag.search(step.thought, step.query), self._in_words("A page", step.shows)))
-            else:
-                turns.append(
-                    (vrag.look(step.thought, self._box(step)), self._in_words("That part, enlarged", step.shows))
-                )
         chat = [Message(role="user", content=f"Question: {shot.question}")]
-        for written, observation in turns:
+        for step in steps:
+            if step.query:
+                written, item = self.form.write_search(step.thought, step.query, self.tool), "A page"
+            else:
+                written, item = self.form.write_look(step.thought, self._box(step.box)), "That part, enlarged"
+            observation = self._in_words(item, step.shows)
             chat += [Message(role="assistant", content=written), Message(role="user", content=observation)]
-        return [*chat, Message(role="assistant", content=vrag.answer(shot.thought, shot.answer))]
+        return [*chat, Message(role="assistant", content=self.form.write_answer(shot.thought, shot.answer))]
 
     def _in_words(self, item: str, shows: str) -> str:
         """The content of a picture in words. If pages are shown as text, it is that text."""
@@ -209,17 +230,17 @@ class FewShotVRAG(VRAGAgent):
         pixels = f", of {SIZE[0]} x {SIZE[1]} pixels" if item == "A page" and not self.regions.box_scale else ""
         return f"({item}{pixels}, which shows {shows})"
 
-    def _box(self, step: PageLook) -> list[int]:
+    def _box(self, box: Sequence[float]) -> list[int]:
         """The box as this agent's policy writes boxes."""
         wide, high = [self.regions.box_scale or side for side in SIZE]
-        return [round(share * side) for share, side in zip(step.box, (wide, high, wide, high))]
+        return [round(share * side) for share, side in zip(box, (wide, high, wide, high))]
 
 
-def _without_looks(steps: Sequence[PageSearch | PageLook]) -> list[PageSearch | PageLook]:
+def _without_looks(steps: Sequence[PageStep]) -> list[PageStep]:
     """The searches alone. What a closer look would show is added to its page."""
-    merged: list[PageSearch | PageLook] = []
+    merged: list[PageStep] = []
     for step in steps:
-        if isinstance(step, PageSearch):
+        if step.query:
             merged.append(step)
         else:
             merged[-1] = dataclasses.replace(merged[-1], shows=f"{merged[-1].shows} In detail: {step.shows}")

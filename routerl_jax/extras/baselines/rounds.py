@@ -11,14 +11,15 @@ from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import NO_TOOL, between, one_line
 from routerl_jax.core.types import Action, Episode, Example, Passage, Query
 from routerl_jax.extras.baselines.baseline import (
-    SENTENCE_ENDS,
+    WORKED,
     Baseline,
     ChatPrompt,
     SearchResults,
+    WorkedExample,
     answered,
+    chains,
     concluded,
-    first_sentence,
-    is_reasoning,
+    examples,
     last_line,
     reply_text,
     short,
@@ -27,12 +28,13 @@ from routerl_jax.extras.baselines.baseline import (
 from routerl_jax.extras.baselines.registry import baseline
 from routerl_jax.extras.baselines.routing import chosen, described
 from routerl_jax.extras.baselines.vanilla_rag import READ, THINK
-from routerl_jax.extras.baselines.worked import WORKED, WorkedExample, chains, examples
 from routerl_jax.knowledge.base import with_picture
 
 # --- IRCoT: alternates between retrieval and chain of thought (Trivedi et al., arXiv 2212.10509). ---
 
 
+# Ends of sentences. There are only four, because endpoints take no more stop strings.
+SENTENCE_ENDS = (". ", ".\n", "? ", "\n")
 READ_AND_THINK = f"Answer the question from the documents and what you know. {THINK}"
 
 
@@ -74,8 +76,7 @@ class IRCoT(Baseline):
         collected: dict[tuple[str, str], Passage] = {}
         sentences: list[str] = []
         query, searched, failure = example.question, "", ""
-        question = f"Question: {self.question(example, llm)}"
-        chain = ChatPrompt(task=f"{READ_AND_THINK}{chains(self.shots)}", text=question, cue="Answer:")
+        chain = self.asking(example, llm, f"{READ_AND_THINK}{chains(self.shots)}")
         for step in range(1, self.max_steps + 1):
             if query != searched:
                 results = await self.search(tools, query)
@@ -107,6 +108,18 @@ class IRCoT(Baseline):
         return await self.answer(example, llm, request)
 
 
+def first_sentence(text: str) -> str:
+    """The text up to the first end of a sentence, including its stop; the whole text if there is none."""
+    ends = [at + len(end.rstrip()) for end in SENTENCE_ENDS if (at := text.strip().find(end)) >= 0]
+    return text.strip()[: min(ends)].strip() if ends else text.strip()
+
+
+def is_reasoning(sentence: str) -> bool:
+    """True if a sentence draws a conclusion or calculates, and states no new fact. IRCoT's code does not search for these."""
+    begins = sentence.lower().startswith(("thus ", "thus,", "so ", "so,", "that is,", "therefore", "hence"))
+    return begins or re.search(r"\d [+-] \d[\d,.]* = \d", sentence) is not None
+
+
 # --- Iter-RetGen: the reply of each round is part of the next query (Shao et al., arXiv 2305.15294). ---
 
 
@@ -135,8 +148,7 @@ class IterRetGen(Baseline):
     shots: int = 4
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        query, question = example.question, f"Question: {self.question(example, llm)}"
-        prompt = ChatPrompt(task=f"{READ_AND_THINK}{chains(self.shots)}", text=question, cue="Answer:")
+        query, prompt = example.question, self.asking(example, llm, f"{READ_AND_THINK}{chains(self.shots)}")
         for _ in range(self.rounds - 1):
             results = await self.search(tools, query)
             request = self.reading(example, llm, results.passages, prompt, results.failure)
@@ -225,9 +237,8 @@ class SelfAsk(Baseline):
 
     def request(self, example: Example, llm: LLM, results: SearchResults, written: str) -> ChatPrompt:
         """The prompt with the question and the text so far; with `above`, the passages stand above the question."""
-        question, begun = f"Question: {self.question(example, llm)}", f"{NEEDED}{written}"
         task = SELF_ASK + examples([_worked_follow_ups(shot) for shot in WORKED[: self.shots]])
-        request = ChatPrompt(task=task, text=question, begun=begun)
+        request = self.asking(example, llm, task, cue="", begun=f"{NEEDED}{written}")
         return self.reading(example, llm, results.passages, request, results.failure) if self.above else request
 
     @property
@@ -281,7 +292,7 @@ class ReAct(Baseline):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         task = REACT + examples([_worked_steps(sentence) for sentence in WORKED[: self.shots]])
-        chat = self.begin(example, llm, ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}"))
+        chat = self.begin(example, llm, self.asking(example, llm, task, cue=""))
         sentences: list[str] = []  # sentences in the results of the last search
         looked: dict[str, int] = {}  # number of sentences shown so far, by the words looked up
         turn = None
@@ -409,9 +420,7 @@ class SearchO1(Baseline):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         task = SEARCH_O1.format(searches=self.max_searches)
-        chat = self.begin(
-            example, llm, ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}", cue="Answer:")
-        )
+        chat = self.begin(example, llm, self.asking(example, llm, task))
         reasoning, queries = "", []
         turn = None
         for _ in range(self.max_turns):
@@ -530,7 +539,7 @@ class OmniSearch(Baseline):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         names = self.tools or tuple(tools)
         task = OMNISEARCH.format(names=described(names, self.about))
-        chat = self.begin(example, llm, ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}"))
+        chat = self.begin(example, llm, self.asking(example, llm, task, cue=""))
         turn = None
         for _ in range(self.max_steps):
             turn = await self.generate(chat, ("\nFound:", "\nQuestion:"), opening="Final answer:")
@@ -548,10 +557,7 @@ class OmniSearch(Baseline):
                 query: Query = action.query
                 if action.tool in self.sees and example.images:
                     query = with_picture(action.query, example.images)
-                results = SearchResults((await tools[action.tool].search(query, self.k),))
-                observation = results.failure or " ".join(
-                    f"({n}) {p.title}: {p.text}" for n, p in enumerate(results.passages, 1)
-                )
+                observation = found_text(SearchResults((await tools[action.tool].search(query, self.k),)))
             mark = " " if text.endswith("Found:") else "\nFound: "
             if not self.tell(chat, llm, turn, f"{mark}{one_line(observation, ())}\n"):
                 break

@@ -50,10 +50,8 @@ class SKR(VanillaRAG):
     """
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        question = self.question(example, llm)
-        request = ChatPrompt(task=NEED, text=f"Question: {question}\n{NEEDED}", cue="Answer:")
-        stop = () if self.chats(llm) else ("\n",)
-        _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
+        request = ChatPrompt(task=NEED, text=f"Question: {self.question(example, llm)}\n{NEEDED}", cue="Answer:")
+        _, turn, text = await self.ask_line(example, llm, request)
         turn.asked = "route"
         first = re.match(r"\W*(yes|no)\b", text.lower())
         said = {first[1]} if first else set(re.findall(r"\b(?:yes|no)\b", text.lower()))
@@ -61,7 +59,7 @@ class SKR(VanillaRAG):
             answered(turn, None, "it says neither Yes nor No" if not said else "it says both Yes and No")
         elif said == {"no"}:
             turn.action, turn.well_formed = Action(kind="search", tool=NO_TOOL, query=NO_TOOL), True
-            return await self.answer(example, llm, ChatPrompt(task=DIRECT, text=f"Question: {question}", cue="Answer:"))
+            return await self.answer(example, llm, self.asking(example, llm, DIRECT))
         else:
             turn.action, turn.well_formed = self.search_action(example.question), True
         return await super().run(example, llm, tools)
@@ -96,12 +94,9 @@ class UniversalRAG(VanillaRAG):
     about: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        names, question = self.tools or tuple(tools), f"Question: {self.question(example, llm)}"
-        request = ChatPrompt(
-            task=ROUTE.format(names=described(names, self.about)), text=question, cue="Knowledge base:"
-        )
-        stop = () if self.chats(llm) else ("\n",)
-        _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
+        names = self.tools or tuple(tools)
+        request = self.asking(example, llm, ROUTE.format(names=described(names, self.about)), cue="Knowledge base:")
+        _, turn, text = await self.ask_line(example, llm, request)
         turn.asked = "route"
         name = chosen(text, names)
         if name is None:
@@ -109,7 +104,7 @@ class UniversalRAG(VanillaRAG):
         else:
             turn.action, turn.well_formed = Action(kind="search", tool=name, query=example.question), True
         if name == NO_TOOL:
-            return await self.answer(example, llm, ChatPrompt(task=DIRECT, text=question, cue="Answer:"))
+            return await self.answer(example, llm, self.asking(example, llm, DIRECT))
         call = await tools[name or names[0]].search(example.question, self.k)
         return await self.read(example, llm, SearchResults((call,)))
 
@@ -194,8 +189,7 @@ class CogPlanner(VanillaRAG):
     ) -> Action | None:
         """The next search, planned in two chats: the query, then its knowledge base. None: no further search."""
         request = self.planning(example, llm, results, QUERY, "Query:")
-        stop = () if self.chats(llm) else ("\n",)
-        _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
+        _, turn, text = await self.ask_line(example, llm, request)
         query = short(text, "Query:")
         if query is None:
             answered(turn, None, "there is no query in it")
@@ -206,11 +200,8 @@ class CogPlanner(VanillaRAG):
             return None
         task = CHOICE.format(names=described(names, self.about))
         text = f"Question: {self.question(example, llm)}\nQuery: {llm.tokenizer.plain(query)}"
-        _, turn, text = await self.ask(
-            *(example, llm, ChatPrompt(task=task, text=text, cue="Knowledge base:")),
-            stop=stop,
-            max_tokens=self.answer_tokens,
-        )
+        request = ChatPrompt(task=task, text=text, cue="Knowledge base:")
+        _, turn, text = await self.ask_line(example, llm, request)
         return self.decided(turn, query, chosen(text, names), names)
 
     async def parallel(self, example: Example, llm: LLM, names: Sequence[str], results: SearchResults) -> Action | None:
@@ -231,13 +222,13 @@ class CogPlanner(VanillaRAG):
 
     def planning(self, example: Example, llm: LLM, results: SearchResults, task: str, cue: str) -> ChatPrompt:
         """The prompt that asks for the next search."""
-        question = f"Question: {self.question(example, llm)}"
+        request = self.asking(example, llm, task, cue)
 
         def request_of(documents: str) -> ChatPrompt:
-            return ChatPrompt(task=task, text=f"Found so far:\n{documents}\n\n{question}", cue=cue)
+            return dataclasses.replace(request, text=f"Found so far:\n{documents}\n\n{request.text}")
 
         if not results.calls:
-            return ChatPrompt(task=task, text=question, cue=cue)
+            return request
         return self.fitted(example, llm, results.passages, request_of, results.failure, 2 * self.answer_tokens)
 
     @property
@@ -322,7 +313,7 @@ class CRPlanner(Baseline):
     async def goal(self, example: Example, llm: LLM, steps: Sequence[str]) -> str:
         """Chooses whether a thought or a search comes next."""
         request = self.over(example, llm, steps, PLAN, "", "Next:", self.answer_tokens)
-        _, turn, text = await self.ask(example, llm, request, stop=self.line(llm), max_tokens=self.answer_tokens)
+        _, turn, text = await self.ask_line(example, llm, request)
         goal = chosen(text, (REASON, SEARCH))
         if goal not in (REASON, SEARCH):
             answered(turn, None, f"it says neither {REASON} nor {SEARCH}")
@@ -372,17 +363,13 @@ class CRPlanner(Baseline):
         """The index (from 0) of the critic's choice among `count` candidates."""
         if count <= 1:
             return 0
-        _, turn, text = await self.ask(example, llm, request, stop=self.line(llm), max_tokens=self.answer_tokens)
+        _, turn, text = await self.ask_line(example, llm, request)
         number = re.search(r"\d+", text)
         if number is None or not 1 <= int(number[0]) <= count:
             answered(turn, None, f"there is no number from 1 to {count} in it")
             return 0
         turn.asked, turn.well_formed = "choice", True
         return int(number[0]) - 1
-
-    def line(self, llm: LLM) -> tuple[str, ...]:
-        """Stop strings of a reply of one line."""
-        return () if self.chats(llm) else ("\n",)
 
     def over(
         self, example: Example, llm: LLM, steps: Sequence[str], task: str, suffix: str, cue: str, tokens: int

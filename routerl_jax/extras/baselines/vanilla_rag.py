@@ -15,19 +15,21 @@ from routerl_jax.agents.grammar import NO_TOOL
 from routerl_jax.core.types import Episode, Example, Passage, Turn
 from routerl_jax.extras.baselines.baseline import (
     CONCLUSION,
+    WORKED,
     Baseline,
     ChatPrompt,
     SearchResults,
     answered,
+    chains,
     concluded,
     end_mark,
+    examples,
     last_line,
     reply_text,
     short,
     tidied,
 )
 from routerl_jax.extras.baselines.registry import baseline
-from routerl_jax.extras.baselines.worked import WORKED, chains, examples
 
 # --- Baselines without a search: a direct answer, and chain of thought (arXiv 2201.11903; zero-shot 2205.11916). ---
 
@@ -45,8 +47,7 @@ class Direct(Baseline):
     """Answers in one turn."""
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        request = ChatPrompt(task=DIRECT, text=f"Question: {self.question(example, llm)}", cue="Answer:")
-        return await self.answer(example, llm, request)
+        return await self.answer(example, llm, self.asking(example, llm, DIRECT))
 
     @property
     def search_budget(self) -> int:
@@ -56,7 +57,7 @@ class Direct(Baseline):
 
 @baseline("cot", paper="2201.11903", about="thinks step by step, then answers, without a search", searches="nothing")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ChainOfThought(Baseline):
+class ChainOfThought(Direct):
     """Thinks step by step, and ends with "So the answer is:".
 
     If the policy does not end so, it is asked once more, as in the second stage of zero-shot chain of thought (2205.11916).
@@ -69,14 +70,8 @@ class ChainOfThought(Baseline):
     shots: int = 4
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        text = f"Question: {self.question(example, llm)}"
-        chat = self.begin(example, llm, ChatPrompt(task=f"{THINK}{chains(self.shots)}", text=text, cue="Answer:"))
-        return await self.think(chat, llm)
-
-    @property
-    def search_budget(self) -> int:
-        """0: it never searches."""
-        return 0
+        request = self.asking(example, llm, f"{THINK}{chains(self.shots)}")
+        return await self.think(self.begin(example, llm, request), llm)
 
 
 # --- Vanilla RAG: retrieve, then read (arXiv 2005.11401 without its training; R1-Router, 2505.22095, appendix A.5). ---
@@ -103,7 +98,7 @@ class VanillaRAG(Baseline):
 
     async def read(self, example: Example, llm: LLM, results: SearchResults) -> Episode:
         """Answers from documents in a new chat."""
-        request = ChatPrompt(task=READ, text=f"Question: {self.question(example, llm)}", cue="Answer:")
+        request = self.asking(example, llm, READ)
         request = self.reading(example, llm, results.passages, request, results.failure, self.answer_tokens)
         return await self.answer(example, llm, request)
 
@@ -126,7 +121,7 @@ THINK_AND_READ = (
     "hipporag_reader", paper="2502.14802", about="one search, for the question itself; a thought, then the answer"
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HippoRAGReader(Baseline):
+class HippoRAGReader(VanillaRAG):
     """Searches for the question, then writes a thought and an answer.
 
     This is the reader of OSU-NLP-Group/HippoRAG, which has one worked example with documents. With a knowledge base of kind
@@ -143,7 +138,7 @@ class HippoRAGReader(Baseline):
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         results = await self.search(tools, example.question)
         task = THINK_AND_READ + examples([_worked_reading(number) for number in range(min(self.shots, len(WORKED)))])
-        request = ChatPrompt(task=task, text=f"Question: {self.question(example, llm)}", begun="Thought:")
+        request = self.asking(example, llm, task, cue="", begun="Thought:")
         request = self.reading(example, llm, results.passages, request, results.failure)
         chat = self.begin(example, llm, request)
         turn = await self.generate(chat, self.ends(llm), opening="\nAnswer:")
@@ -151,11 +146,6 @@ class HippoRAGReader(Baseline):
         if answer := tidied(last_line(text, "Answer:") or ""):
             return chat.episode(answer=answered(turn, answer))
         return await self.conclude(chat, llm, turn, opening="\nAnswer:")
-
-    @property
-    def search_budget(self) -> int:
-        """One search of each knowledge base."""
-        return max(1, len(self.tools))
 
 
 def _worked_reading(number: int) -> str:
@@ -191,19 +181,18 @@ class RECOMP(VanillaRAG):
     summary_tokens: int = 128
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
-        results, question = await self.search(tools, example.question), f"Question: {self.question(example, llm)}"
-        summary = ""
+        results, summary = await self.search(tools, example.question), ""
         if results.passages:
-            request = ChatPrompt(task=TASK, text=question, cue="Summary:")
+            request = self.asking(example, llm, TASK, cue="Summary:")
             request = self.reading(example, llm, results.passages, request, tokens=self.summary_tokens)
-            stop = () if self.chats(llm) else ("\n",)
-            _, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.summary_tokens)
+            _, turn, text = await self.ask_line(example, llm, request, self.summary_tokens)
             turn.asked, turn.well_formed = "summary", True
             summary = llm.tokenizer.plain(" ".join(text.split()))
         if summary.strip("\"'. ").lower() in ("", NO_TOOL):
-            return await self.answer(example, llm, ChatPrompt(task=DIRECT, text=question, cue="Answer:"))
-        text = f"Documents:\n[1] {summary}\n\n{question}"
-        return await self.answer(example, llm, ChatPrompt(task=READ, text=text, cue="Answer:"))
+            return await self.answer(example, llm, self.asking(example, llm, DIRECT))
+        request = self.asking(example, llm, READ)
+        request = dataclasses.replace(request, text=f"Documents:\n[1] {summary}\n\n{request.text}")
+        return await self.answer(example, llm, request)
 
 
 # --- REPLUG: one document per prompt, and a mixture of the answers' probabilities (Shi et al., arXiv 2301.12652). ---
@@ -236,14 +225,13 @@ class REPLUG(VanillaRAG):
         results = await self.search(tools, example.question)
         if not results.passages:
             return await self.read(example, llm, results)
-        request = ChatPrompt(task=READ, text=f"Question: {self.question(example, llm)}", cue="Answer:")
+        request = self.asking(example, llm, READ)
         chats = [
             self.reading(example, llm, [passage], request, tokens=self.answer_tokens) for passage in results.passages
         ]
-        stop = () if self.chats(llm) else ("\n",)
         turns: list[Turn] = []
         for request in chats:
-            chat, turn, text = await self.ask(example, llm, request, stop=stop, max_tokens=self.answer_tokens)
+            chat, turn, text = await self.ask_line(example, llm, request)
             answered(turn, concluded(text) or short(text))
             turns.append(turn)
         end = "\n" if not self.chats(llm) else next(filter(None, (end_mark(turn, llm) for turn in turns)), "")
@@ -291,7 +279,7 @@ BETTER = "Two passages are given. Which of them tells more that answers the ques
 
 @baseline("sure", paper="2404.13081", about="candidate answers; a summary for each; the best supported wins")
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SuRe(Baseline):
+class SuRe(VanillaRAG):
     """Searches for the question, then asks in separate chats:
 
     1. for candidate answers, with all documents,
@@ -325,7 +313,7 @@ class SuRe(Baseline):
             question_and_answer = f"{question}\nGiven answer: {llm.tokenizer.plain(name)}"
             request = ChatPrompt(task=SUMMARY, text=question_and_answer, cue="Passage:")
             request = self.reading(example, llm, results.passages, request, results.failure)
-            chat, _, text = await self.ask(example, llm, request, stop=() if self.chats(llm) else ("\n",))
+            chat, _, text = await self.ask_line(example, llm, request, self.max_turn_tokens)
             summaries.append(llm.tokenizer.plain(text.strip()))
             request = ChatPrompt(
                 task=VALID, text=f"{question_and_answer}\nPassage: {summaries[-1]}", cue="True or False:"
@@ -341,11 +329,6 @@ class SuRe(Baseline):
             scores[first] += {"1": 1.0, "2": 0.0}[match[0]] if match else 0.5
         answer = names[scores.index(max(scores))]
         return chat.episode(answer=answered(turn, answer))
-
-    @property
-    def search_budget(self) -> int:
-        """One search of each knowledge base."""
-        return max(1, len(self.tools))
 
 
 def listed(text: str) -> list[str]:

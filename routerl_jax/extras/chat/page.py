@@ -13,21 +13,20 @@ import itertools
 from collections.abc import AsyncIterator, Collection
 from typing import TYPE_CHECKING, Any
 
-from routerl_jax.agents.live import Progress
 from routerl_jax.core.packages import needs
 from routerl_jax.evaluation.records import PictureFiles, episode_record, turn_record
 from routerl_jax.extras.chat.session import Chat, Exchange
 from routerl_jax.extras.policy_server.answerer import sources
-from routerl_jax.extras.policy_server.app import while_connected
-from routerl_jax.extras.viewer.app import STATIC, SecurityHeaders
-from routerl_jax.extras.viewer.details import page_data, picture_of
+from routerl_jax.extras.policy_server.live import Progress
+from routerl_jax.extras.viewer.app import page_app, page_data, picture_of, picture_reply
 from routerl_jax.knowledge.base import query_text
 from routerl_jax.models.images import image_bytes, is_data
 from routerl_jax.services.asgi import (
     LOOPBACK,
+    Address,
     Refusal,
-    SameSite,
     bound_hosts,
+    each_while_connected,
     json_bytes,
     json_reply,
     read_json,
@@ -107,9 +106,11 @@ class _Page:
             while (moment := await moments.get()) is not None:
                 if moments.empty():
                     turns = [turn_record(turn, name) for turn in moment.turns]
-                    yield self._reply_state(
-                        key, {**header, "turns": turns, "prediction": None}, going=True, **_present_step(moment)
-                    )
+                    record = {**header, "turns": turns, "prediction": None}
+                    step: dict[str, Any] = {"writing": moment.writing}
+                    if (request := moment.searching) is not None:
+                        step = {"searching": {"tool": request.tool, "query": query_text(request.query)}}
+                    yield self._reply_state(key, record, going=True, **step)
             error = future.exception()
             if error is not None:
                 yield {"error": f"{type(error).__name__}: {error}"}
@@ -127,41 +128,32 @@ class _Page:
         return {"key": key, **page_data(record)[0], **more}
 
 
-def _present_step(moment: Progress) -> dict[str, Any]:
-    request = moment.searching
-    if request is None:
-        return {"writing": moment.writing}
-    return {"searching": {"tool": request.tool, "query": query_text(request.query)}}
-
-
 def create_app(chat: Chat, hosts: Collection[str] = LOOPBACK) -> Starlette:
     """The application. `hosts`: names under which it may be asked; "*" for any."""
     with needs("the web page", "serve"):
-        from starlette.applications import Starlette
-        from starlette.middleware import Middleware
-        from starlette.responses import FileResponse, Response, StreamingResponse
-        from starlette.routing import Mount, Route
-        from starlette.staticfiles import StaticFiles
+        from starlette.responses import StreamingResponse
+        from starlette.routing import Route
     page = _Page(chat)
 
     async def ask(request: Request) -> Response:
-        try:
-            asked = _Asked(await read_json(request, _BODY_BYTES), chat.sees)
-        except Refusal as refusal:
-            return json_reply(refusal.body(), refusal.status)
-        lines = _lines(while_connected(page.reply(asked), request))
-        return StreamingResponse(lines, media_type="application/x-ndjson")
+        asked = _Asked(await read_json(request, _BODY_BYTES), chat.sees)
+
+        async def lines() -> AsyncIterator[bytes]:
+            with contextlib.suppress(Refusal):  # the browser has gone
+                async for piece in each_while_connected(page.reply(asked), request):
+                    yield json_bytes(piece) + b"\n"
+
+        return StreamingResponse(lines(), media_type="application/x-ndjson")
 
     def show(request: Request) -> Response:
-        record = page.replies.get(request.query_params.get("key", ""))
-        number = request.query_params.get("n", "")
-        try:
+        def find() -> tuple[bytes, str]:
+            record = page.replies.get(request.query_params.get("key", ""))
+            number = request.query_params.get("n", "")
             if record is None or not number.isdecimal():
                 raise ValueError("there is no such picture (any more)")
-            content, form = picture_of(record, chat.pictures, int(number))
-        except (ValueError, OSError) as error:
-            return Response(str(error), 404, media_type="text/plain")
-        return Response(content, media_type=f"image/{form}", headers={"cache-control": "private, max-age=600"})
+            return picture_of(record, chat.pictures, int(number))
+
+        return picture_reply(find)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -170,23 +162,12 @@ def create_app(chat: Chat, hosts: Collection[str] = LOOPBACK) -> Starlette:
         finally:
             await asyncio.to_thread(chat.close)
 
-    return Starlette(
-        routes=[
-            Route("/", lambda _: FileResponse(STATIC / "chat.html")),
-            Route("/api/about", lambda _: json_reply(page.about())),
-            Route("/api/ask", ask, methods=["POST"]),
-            Route("/api/picture", show),
-            Mount("/static", StaticFiles(directory=STATIC)),
-        ],
-        middleware=[Middleware(SameSite, hosts=hosts), Middleware(SecurityHeaders)],
-        lifespan=lifespan,
-    )
-
-
-async def _lines(pieces: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    with contextlib.suppress(Refusal):  # the browser has gone
-        async for piece in pieces:
-            yield json_bytes(piece) + b"\n"
+    routes = [
+        Route("/api/about", lambda _: json_reply(page.about())),
+        Route("/api/ask", ask, methods=["POST"]),
+        Route("/api/picture", show),
+    ]
+    return page_app("chat.html", routes, lifespan, hosts)
 
 
 def serve(chat: Chat, host: str, port: int) -> None:
@@ -195,5 +176,5 @@ def serve(chat: Chat, host: str, port: int) -> None:
     Raises:
       ValueError: nobody can listen there, or a package is missing.
     """
-    app = create_app(chat, bound_hosts(host))
-    run_server(app, host, port, lambda url: f"talk with {chat.name} at {url}/", shutdown_seconds=2)
+    address = Address(host=host, port=port, shutdown_seconds=2)
+    run_server(create_app(chat, bound_hosts(host)), address, lambda url: f"talk with {chat.name} at {url}/")

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence, Sized
 from typing import NamedTuple
 
 from routerl_jax.agents.conversation import Request
-from routerl_jax.agents.live import OnProgress
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Call, Episode, Example
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.extras.policy_server.answerer import Searcher, open_searcher, warm_up
+from routerl_jax.extras.policy_server.live import OnProgress
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained
 from routerl_jax.models.images import ImageSource

@@ -14,13 +14,12 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from routerl_jax.agents.live import Progress
 from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.records import PictureFiles, episode_record, turn_record
-from routerl_jax.evaluation.sheets import write_sheet
-from routerl_jax.evaluation.trajectory import ending_parts, findings, searching, turn_parts
+from routerl_jax.evaluation.trajectory import ending_parts, findings, searching, turn_parts, write_sheet
 from routerl_jax.extras.chat.session import Chat, Exchange
 from routerl_jax.extras.policy_server.answerer import sources
+from routerl_jax.extras.policy_server.live import Progress
 from routerl_jax.knowledge.base import query_text
 from routerl_jax.models.images import decode_image
 

@@ -19,21 +19,13 @@ from routerl_jax.extras.baselines.known import BASELINES
 from routerl_jax.extras.baselines.registry import Entry, baseline_agents
 from routerl_jax.extras.baselines.registry import listing as baseline_listing
 from routerl_jax.extras.comparison.config import ComparisonConfig
+from routerl_jax.extras.comparison.papers.table import PAPERS
 from routerl_jax.models.lora import digest
 from routerl_jax.recipes.recipe import RECIPES, AgentConfig
 from routerl_jax.services.policy import ChatModel
 from routerl_jax.training.config import TrainConfig
 from routerl_jax.training.load import load_config, load_policy
 from routerl_jax.training.setup import build_mesh, build_policy, build_recipe, make_engine
-
-_PAPERS = {
-    "mmsearch_r1": "2506.20670",
-    "r1_router": "2505.22095",
-    "r1_searcher": "2503.05592",
-    "routerag": "2512.09487",
-    "search_r1": "2503.09516",
-    "vrag_rl": "2505.22019",
-}
 
 
 class Inapplicable(ValueError):
@@ -61,7 +53,8 @@ class AgentRow:
 def listing() -> list[tuple[str, str, str, str]]:
     """(name, paper, what it needs, description) of everything that config.agents may name."""
     about = "the agent of this recipe, prompted"
-    recipes = [(name, _PAPERS.get(name, ""), "knowledge bases", about) for name in RECIPES]
+    papers = {"search_r1": "2503.09516"} | {recipe: file["paper"] for recipe, file in PAPERS.items()}
+    recipes = [(name, papers.get(name, ""), "knowledge bases", about) for name in RECIPES]
     run = (
         "DIRECTORY",
         "",
@@ -105,7 +98,13 @@ def agent_rows(name: str, tools: Sequence[str], config: ComparisonConfig, benchm
         if (kb := name.removeprefix(f"{baseline}_")) not in (*tools, "all"):
             raise Inapplicable(f"agent {name!r} asks {kb!r}, and benchmark {benchmark!r} has {', '.join(tools)}")
         return _baselines(baseline, name, tools, config)
-    raise _unknown(name)
+    if "/" in name or pathlib.Path(name).expanduser().is_dir():
+        raise ValueError(
+            f"agent {name!r} holds no run of launch.train (config.json is missing), and no agent is called so"
+        )
+    raise ValueError(
+        f"unknown agent {name!r}; {_suggestion(name, (*BASELINES, *RECIPES))}. --agents=help tells of them"
+    )
 
 
 def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConfig) -> list[AgentRow]:
@@ -118,12 +117,11 @@ def _baselines(name: str, row: str, tools: Sequence[str], config: ComparisonConf
             f"{config.chat_model.model!r}): leave it out, or give config.model.path"
         )
     agents = baseline_agents(name, tools, settings)
-    if row and len(tools) == 1 and name in agents:
-        agents = {row: agents[name]}
-    elif row and row not in agents:
-        raise Inapplicable(f"agent {row!r}: of {name!r} there is {', '.join(agents)}")
-    elif row:
-        agents = {row: agents[row]}
+    if row:
+        made = name if len(tools) == 1 and name in agents else row
+        if made not in agents:
+            raise Inapplicable(f"agent {row!r}: of {name!r} there is {', '.join(agents)}")
+        agents = {row: agents[made]}
     rows = []
     for key, agent in agents.items():
         agent = with_common_settings(agent, config, settings)
@@ -209,15 +207,6 @@ def _with_routing(agent: Agent, name: str, routing: str, tools: Sequence[str]) -
     if routing not in routings:
         raise Inapplicable(f"agent {name!r}: there is no {routing!r}; {_suggestion(routing, routings)}")
     return routings[routing]
-
-
-def _unknown(name: str) -> ValueError:
-    if "/" in name or pathlib.Path(name).expanduser().is_dir():
-        return ValueError(
-            f"agent {name!r} holds no run of launch.train (config.json is missing), and no agent is called so"
-        )
-    names = (*BASELINES, *RECIPES)
-    return ValueError(f"unknown agent {name!r}; {_suggestion(name, names)}. --agents=help tells of them")
 
 
 def _suggestion(name: str, names: Sequence[str] | Mapping[str, Any]) -> str:

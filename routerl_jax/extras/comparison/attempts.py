@@ -113,10 +113,13 @@ def finished_attempts(
     if missing := [example.id for example in examples if example.id not in rows]:
         raise ValueError(f"{path} has no episode of question {missing[0]!r}; run the same command again")
     records = [rows[example.id] for example in examples]
-    episodes = [_episode(record, example, path, i) for i, (record, example) in enumerate(zip(records, examples))]
-    for episode, record in zip(episodes, records):
+    episodes = []
+    for line, (record, example) in enumerate(zip(records, examples), 1):
+        episode = episode_of(record, RowLocation(path, "line", line))
+        episode.example = example  # records keep little of the metadata
         if record.get("judge") != judged_by:
             episode.verdict = None
+        episodes.append(episode)
     if judge is not None:
         unjudged = [e for e in episodes if e.verdict is None or e.verdict.kind == "failed"]
         for episode, verdict in zip(unjudged, judge(unjudged) if unjudged else [], strict=True):
@@ -129,13 +132,6 @@ def finished_attempts(
     if rewrite and list(read_records(path)) != records:
         write_json_lines(path, records)
     return episodes, records
-
-
-def _episode(record: Record, example: Example, path: pathlib.Path, index: int) -> Episode:
-    """The episode of a record, with the benchmark's example, because records keep little of the metadata."""
-    episode = episode_of(record, RowLocation(path, "line", index + 1))
-    episode.example = example
-    return episode
 
 
 def _passing(record: Mapping[str, Any]) -> bool:

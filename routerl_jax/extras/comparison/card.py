@@ -101,7 +101,6 @@ def _first_lines(function: Any) -> str:
 
 
 _MOST = 2_000_000  # most passages that are read for this
-_CHUNK = 20_000
 
 
 @dataclasses.dataclass
@@ -123,12 +122,10 @@ class Names:
         store = Store(directory)
         if not store.manifest.stored or len(store) > _MOST:
             return False
-        rows = len(store.passages)
-        for start in range(0, rows, _CHUNK):
-            for _, passage in store.live(start, min(start + _CHUNK, rows)):
-                self.ids |= {passage.id, passage.id.partition("#")[0]}
-                self.titles.add(passage.title)
-                self.bare_titles.add(bare_title(passage.title))
+        for _, passage in store.live():
+            self.ids |= {passage.id, passage.id.partition("#")[0]}
+            self.titles.add(passage.title)
+            self.bare_titles.add(bare_title(passage.title))
         return True
 
 

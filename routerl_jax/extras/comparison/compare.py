@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -14,11 +14,11 @@ from absl import logging
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.core.config import naming
 from routerl_jax.core.files import check_same, read_json, write_atomic
-from routerl_jax.core.types import Example
+from routerl_jax.core.types import Example, Message
 from routerl_jax.data.readers import rows_left_out
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.extras.comparison import captions, card
+from routerl_jax.extras.comparison import card
 from routerl_jax.extras.comparison.agents import (
     AgentRow,
     Inapplicable,
@@ -38,12 +38,11 @@ from routerl_jax.extras.comparison.attempts import (
     row_scores,
 )
 from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark, NoData, located, with_knowledge
-from routerl_jax.extras.comparison.captions import captioned
-from routerl_jax.extras.comparison.card import without_gold
-from routerl_jax.extras.comparison.config import ComparisonConfig
+from routerl_jax.extras.comparison.config import CaptionConfig, ComparisonConfig
 from routerl_jax.extras.comparison.report import write_report
 from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.services.judge import ModelJudge, check_judge, open_judge, settings_that_count
+from routerl_jax.services.load import CachedModel, chat_model
 from routerl_jax.training.config import KnowledgeConfig
 from routerl_jax.training.knowledge import check_knowledge, open_knowledge_bases
 from routerl_jax.training.setup import first_examples, open_examples
@@ -96,7 +95,17 @@ def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = 
     """
     beside, fields = _other_comparisons(config.compare_with), prepared(config)
     with directory_lock(output):
-        results = _run_all(_with_captions(fields, config, progress), config, output, progress) | {"beside": beside}
+        fields = _with_captions(fields, config, progress)
+        _check_settings(fields, config, output)
+        with naming("config.judge"):
+            judge = open_judge(config.judge, config.normalizer) if config.judge.model else None
+        policy_cards: dict[str, dict[str, Any]] = {}
+        tools: dict[str, Mapping[str, SearchTool]] = {}
+        with contextlib.closing(judge) if judge else contextlib.nullcontext():
+            for run in dict.fromkeys(row.run for field in fields for row in field.rows):
+                policy_cards[_policy(run)] = _run_policy(run, fields, config, output, tools, progress)
+            benchmarks = {field.name: _results(field, config, output, judge) for field in fields}
+        results = {"benchmarks": benchmarks, "card": _card(fields, config, policy_cards), "beside": beside}
         _write(results, output)
     return results
 
@@ -144,30 +153,6 @@ def _write(results: dict[str, Any], output: pathlib.Path) -> None:
     write_report(results, output)
 
 
-def _with_captions(
-    fields: list[PreparedBenchmark], config: ComparisonConfig, progress: bool
-) -> list[PreparedBenchmark]:
-    if not config.captions.model:
-        return fields
-    with naming("config.captions"):
-        return [_captioned(field, config, progress) for field in fields]
-
-
-def _run_all(
-    fields: list[PreparedBenchmark], config: ComparisonConfig, output: pathlib.Path, progress: bool
-) -> dict[str, Any]:
-    _check_settings(fields, config, output)
-    judge = _judge(config)
-    policy_cards: dict[str, dict[str, Any]] = {}
-    tools: dict[str, Mapping[str, SearchTool]] = {}
-    with contextlib.closing(judge) if judge else contextlib.nullcontext():
-        for run in dict.fromkeys(row.run for field in fields for row in field.rows):
-            name = _policy(run)
-            policy_cards[name] = _run_policy(run, name, fields, config, output, tools, progress)
-        benchmarks = {field.name: _results(field, config, output, judge) for field in fields}
-    return {"benchmarks": benchmarks, "card": _card(fields, config, policy_cards)}
-
-
 def _policy(run: str) -> str:
     """The name of a run's policy, or, for "", of the policy of the configuration."""
     return f"run-{file_name(run)}" if run else "policy"
@@ -191,7 +176,6 @@ def _other_comparisons(directories: tuple[str, ...]) -> dict[str, Any]:
 
 def _run_policy(
     run: str,
-    called: str,
     fields: list[PreparedBenchmark],
     config: ComparisonConfig,
     output: pathlib.Path,
@@ -205,7 +189,7 @@ def _run_policy(
     """
     with open_policy(run, config) as (engine, description):
         weights = {key: value for key, value in description.items() if key not in ("name", "model")}
-        check_same(weights, output / "policies" / f"{called}.json", _REMEDY)
+        check_same(weights, output / "policies" / f"{_policy(run)}.json", _REMEDY)
         for field in fields:
             settings_digest = card.digest({name: dataclasses.asdict(spec) for name, spec in field.knowledge.items()})
             for row in (row for row in field.rows if row.run == run):
@@ -273,7 +257,12 @@ def prepared(config: ComparisonConfig) -> list[PreparedBenchmark]:
 
 
 def _located(name: str, config: ComparisonConfig) -> Benchmark:
-    return located(name, with_knowledge(name, _benchmark(name, config), config.knowledge), config.data)
+    benchmark = config.own[name] if name in config.own else BENCHMARKS.get(name)
+    if not isinstance(benchmark, Benchmark):
+        raise ValueError(
+            f"benchmark {name!r} is a {type(benchmark).__name__}; name a routerl_jax.extras.comparison.benchmarks.Benchmark"
+        )
+    return located(name, with_knowledge(name, benchmark, config.knowledge), config.data)
 
 
 def absent(config: ComparisonConfig) -> dict[str, str]:
@@ -305,17 +294,6 @@ def _agent_rows(
     return rows, left_out
 
 
-def _benchmark(name: str, config: ComparisonConfig) -> Benchmark:
-    if name in config.own:
-        return config.own[name]
-    benchmark = BENCHMARKS.get(name)
-    if not isinstance(benchmark, Benchmark):
-        raise ValueError(
-            f"benchmark {name!r} is a {type(benchmark).__name__}; name a routerl_jax.extras.comparison.benchmarks.Benchmark"
-        )
-    return benchmark
-
-
 def _with_changes(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeConfig:
     """The section of a knowledge base, with the changes that the configuration makes to it."""
     replaceable = {"dense_text": ("encoder", "index"), "dense_table": ("encoder", "index"), "graph": ("encoder",)}
@@ -327,18 +305,61 @@ def _with_changes(spec: KnowledgeConfig, config: ComparisonConfig) -> KnowledgeC
     return dataclasses.replace(spec, **changes) if changes else spec
 
 
-def _captioned(field: PreparedBenchmark, config: ComparisonConfig, progress: bool) -> PreparedBenchmark:
-    label = f"{field.name}: captions" if progress else ""
-    return dataclasses.replace(field, examples=captioned(field.examples, config.captions, progress=label))
+_CAPTION = (
+    "Somebody who can't see this picture has to answer questions about it. Describe what it shows in one paragraph: people, "
+    "things, places and what they are known as, text that can be read, numbers, colours, and where each is."
+)
 
 
 def _captions_card(config: ComparisonConfig) -> dict[str, Any]:
-    return {"captions": dict(captions.settings_that_count(config.captions))} if config.captions.model else {}
+    """The settings that captions depend on; {} if there are no captions."""
+    fields = {name: getattr(config.captions, name) for name in ("kind", "model", "extra", "max_tokens")}
+    return {"captions": {**fields, "task": _CAPTION}} if config.captions.model else {}
 
 
-def _judge(config: ComparisonConfig) -> ModelJudge | None:
-    with naming("config.judge"):
-        return open_judge(config.judge, config.normalizer) if config.judge.model else None
+def _with_captions(
+    fields: list[PreparedBenchmark], config: ComparisonConfig, progress: bool
+) -> list[PreparedBenchmark]:
+    if not config.captions.model:
+        return fields
+    labels = [f"{field.name}: captions" if progress else "" for field in fields]
+    with naming("config.captions"):
+        examples = [captioned(field.examples, config.captions, progress=label) for field, label in zip(fields, labels)]
+    return [dataclasses.replace(field, examples=of_field) for field, of_field in zip(fields, examples)]
+
+
+def captioned(examples: Sequence[Example], config: CaptionConfig, *, progress: str = "") -> list[Example]:
+    """Examples with a caption instead of each picture, before the question: `Picture: ..`.
+
+    Captions are cached, so each picture is described once.
+
+    Raises:
+      ValueError: the model can't be reached as the configuration says, or a picture has no caption. The message names the
+        first one.
+    """
+    pictures = [(example, image) for example in examples for image in example.images]
+    if not pictures:
+        return list(examples)
+    model = CachedModel(chat_model(config), progress=progress)
+    try:
+        requests = [[Message(role="user", content=_CAPTION, images=(image,))] for _, image in pictures]
+        replies = model.complete(requests, max_tokens=config.max_tokens)
+    finally:
+        model.close()
+    errors = [reply.error or ("" if reply.text.strip() else "the reply is empty") for reply in replies]
+    if failed := [(example.id, error) for (example, _), error in zip(pictures, errors) if error]:
+        raise ValueError(
+            f"{len(failed)} of {len(pictures)} pictures have no caption; that of question {failed[0][0]!r}: {failed[0][1]}. "
+            "The others are kept: start the same command again"
+        )
+    captions = iter([" ".join(reply.text.split()) for reply in replies])
+
+    def question(example: Example) -> str:
+        several = len(example.images) > 1
+        lines = [f"Picture{f' {i}' if several else ''}: {next(captions)}" for i, _ in enumerate(example.images, 1)]
+        return "\n".join([*lines, example.question])
+
+    return [dataclasses.replace(example, question=question(example), images=()) for example in examples]
 
 
 def _check_settings(fields: list[PreparedBenchmark], config: ComparisonConfig, output: pathlib.Path) -> None:
@@ -376,7 +397,7 @@ def _results(
         scores[row.name] = row_scores(episodes, config.metrics, config.normalizer)
     return {
         "n": len(field.examples),
-        "without_gold": without_gold(field.examples, field.knowledge),
+        "without_gold": card.without_gold(field.examples, field.knowledge),
         "rows": rows,
         "tests": paired_tests(scores, config.metrics, config.reference),
     }

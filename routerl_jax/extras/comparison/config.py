@@ -10,10 +10,10 @@ from routerl_jax.core.config import Amount, Count, NonNegative, Positive, Seed, 
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
 from routerl_jax.evaluation.metrics import ANSWER, JUDGE
 from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark
-from routerl_jax.extras.comparison.captions import CaptionConfig
-from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES
+from routerl_jax.extras.comparison.papers.figure import PAPER_FIGURES
 from routerl_jax.extras.comparison.papers.table import PAPER_TABLES
 from routerl_jax.rewards.metrics import NORMALIZERS
+from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.training.config import (
     EngineConfig,
     JudgeConfig,
@@ -22,6 +22,14 @@ from routerl_jax.training.config import (
     ModelConfig,
     PolicyModelConfig,
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class CaptionConfig(ChatModelConfig):
+    """A vision model that describes the questions' pictures. With an empty `model`, pictures are not replaced."""
+
+    max_tokens: Size = 256  # most tokens of a caption
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,9 +52,8 @@ class ComparisonConfig:
     metrics: tuple[str, ...] = ("em", "f1")
     normalizer: str = "search_r1"  # rewards.metrics.NORMALIZERS
     reference: str = ""  # the agent that all others are tested against; empty: every pair of agents is tested
-    papers: tuple[
-        str, ...
-    ] = ()  # tables of papers in the report (extras.comparison.papers), such as r1_searcher.table2
+    # tables of papers in the report (extras.comparison.papers), such as r1_searcher.table2
+    papers: tuple[str, ...] = ()
     # further agents, by the rows of the papers' tables that they fill: {"grpo": "runs/a", "reinforce_pp": "runs/b"}
     rows: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # directories of other comparisons (of another policy, corpus or encoder) whose rows are added to the papers' tables

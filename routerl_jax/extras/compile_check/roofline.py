@@ -1,4 +1,5 @@
-"""The least time of a compiled program on a chip: the roofline (Williams, Waterman, Patterson, 2009) of each instruction.
+"""The peaks of chips, each with its source, and the least time of a compiled program on one: the roofline (Williams, Waterman,
+Patterson, 2009) of each instruction.
 
 Products run at the chip's peak and memory at its full bandwidth. Real programs take longer; docs/accelerators.md has measured
 shares of such bounds.
@@ -7,17 +8,96 @@ shares of such bounds.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
 
-from routerl_jax.extras.compile_check.chips import Chip, usable_links
 from routerl_jax.extras.compile_check.hlo_costs import Collective, Costs
 
 _MOVES = ("copy", "merge")  # programs that give the engine its weights
 _LEARNS = ("update", "reference")  # programs that work through micro-batches
 _SMALL = 2**16  # bytes: a TPU's link sends so many in about a microsecond, the time of a hop
+
+# --- chips ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """The peaks of one chip. The two cores of a TPU v5p work as one device, so that they count together.
+
+    Attributes:
+      peak_flops: of products in bfloat16 without sparsity, FLOP/s.
+      memory_bandwidth: bytes/s, read and written together.
+      link_bandwidth: of one link to a neighbour, in one direction, bytes/s.
+      torus_axes: axes of the torus that the links form; a chip has two links along each. 0: all chips are on a switch, with one
+        link each.
+      hop_latency: seconds from a chip to its neighbour; 0 if no source is known.
+      source: where the peaks are published.
+    """
+
+    name: str
+    peak_flops: float
+    memory_bandwidth: float
+    link_bandwidth: float
+    torus_axes: int
+    hop_latency: float = 0.0
+    source: str = ""
+
+
+# The pages give the bandwidth of a chip, both directions together: one link in one direction has half of that, divided by the
+# number of links (4 or 6). A hop takes about a microsecond ("How to scale your model", jax-ml.github.io/scaling-book/sharding).
+_HOP = 1e-6
+_TPUS, _NVIDIA = "https://docs.cloud.google.com/tpu/docs", "https://www.nvidia.com/en-us/data-center"
+CHIPS = {
+    chip.name: chip
+    for chip in (
+        Chip("v5e", 197e12, 819e9, 400e9 / 2 / 4, 2, _HOP, f"{_TPUS}/v5e"),
+        Chip("v5p", 459e12, 2765e9, 1200e9 / 2 / 6, 3, _HOP, f"{_TPUS}/v5p-training"),
+        Chip("v6e", 918e12, 1600e9, 800e9 / 2 / 4, 2, _HOP, f"{_TPUS}/v6e"),
+        Chip("H100", 989e12, 3.35e12, 450e9, 0, 0.0, f"{_NVIDIA}/h100 (SXM)"),
+        Chip("H200", 989e12, 4.8e12, 450e9, 0, 0.0, f"{_NVIDIA}/h200 (SXM)"),
+    )
+}
+_KINDS = {  # jax.Device.device_kind
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+    "NVIDIA H100 80GB HBM3": "H100",  # SXM; those for PCIe and of GH200 have other peaks
+    "NVIDIA H200": "H200",
+}
+
+
+def chip_of(device: Any) -> Chip | None:
+    """The chip of a device (attached, or of a topology); None if its peaks are not in `CHIPS`."""
+    return CHIPS.get(_KINDS.get(device.device_kind, ""))
+
+
+def usable_links(chip: Chip, group: Sequence[Any], every: Sequence[Any]) -> int:
+    """How many links of each device a collective of a group can use at once.
+
+    On a torus these are the links along the axes on which the group's devices differ. An axis gives two if its links close a
+    ring, else one, because what goes one way must come back. Links close a ring if the group spans a whole axis of 16 chips
+    (v5e, v6e) or of a multiple of 4 (v5p).
+
+    Args:
+      every: the devices of the slice.
+    """
+    if not chip.torus_axes or len(group) < 2:
+        return 1
+    count = 0
+    for axis in range(len(getattr(group[0], "coords", ()))):
+        occupied, whole = ({device.coords[axis] for device in devices} for devices in (group, every))
+        closed = occupied == whole and (len(whole) == 16 if chip.torus_axes == 2 else len(whole) % 4 == 0)
+        count += (2 if closed else 1) if len(occupied) > 1 else 0
+    return max(count, 1)
+
+
+# --- estimates ---
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,8 @@ from routerl_jax.engine.rows import PrefillShapes, most_rows
 from routerl_jax.engine.stops import STATE_BUCKET
 from routerl_jax.engine.weights import WeightCopier
 from routerl_jax.learning.batch import BatchLayout
-from routerl_jax.learning.learner import trained_parameters
-from routerl_jax.learning.objective import LossConfig
-from routerl_jax.learning.programs import abstract_state, jit_programs
+from routerl_jax.learning.learner import abstract_state, jit_programs, trained_parameters
+from routerl_jax.learning.losses import LossConfig
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.experts import own_share
 from routerl_jax.models.family import FAMILIES
@@ -249,7 +248,7 @@ class _Learner:
     def __init__(self, config: TrainConfig, model: Decoder, mesh: Mesh) -> None:
         self._config, self._model, self._mesh = config, model, mesh
         settings, self._rl = config.learner, config.kind == "rl"
-        self._optimizer = settings.optimizer.build(max(config.steps * settings.minibatches, 1))
+        self._optimizer = settings.optimizer.build(max(config.steps * settings.updates, 1))
         _, self._trained, self._frozen = nnx.split(model, trained_parameters(model, config.model.freeze), ...)
         self._state = abstract_state(self._trained, self._optimizer, mesh)
         self.stages = [config.in_stage(name) for name in config.stages] if self._rl else [config]

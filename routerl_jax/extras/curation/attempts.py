@@ -11,12 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from routerl_jax.agents.grammar import NO_TOOL, between
-from routerl_jax.core.config import (
-    Count,
-    NonNegative,
-    Size,
-    checked,
-)
+from routerl_jax.core.config import Count, NonNegative, Size, checked
 from routerl_jax.core.types import Action, Call, Example, Message, Passage, Query
 from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.data.trajectories import NONE, AnswerStep, Document, FinalStep, RouteStep, document_of
@@ -96,10 +91,11 @@ class Teacher:
         except AttemptFailed as reason:
             attempt.outcome, attempt.detail = reason.outcome, str(reason)
             return attempt
-        if not self._right(attempt.answer, example):
-            attempt.outcome = "wrong answer"
         # If a range of numbers is accepted, these include the model's own number.
         accepted = accepted_answers(example, attempt.answer)
+        metric = final_accuracy if self.config.metric == ACCURACY else ANSWER_METRICS[self.config.metric]
+        if metric(attempt.answer, accepted, self.config.normalizer) < 1.0:  # the condition of equation 17
+            attempt.outcome = "wrong answer"
         attempt.steps.append(FinalStep(answers=accepted, **prompt_fields(prompt, example)))
         return attempt
 
@@ -136,17 +132,18 @@ class Teacher:
     async def _search(self, actions: Sequence[Action], example: Example, attempt: Attempt) -> tuple[Document, ...]:
         """The documents that the retrievers find, retriever by retriever."""
         attempt.searches += len(actions)
+
+        def query(action: Action) -> Query:
+            return with_picture(action.query, example.images) if action.tool in self.config.sees else action.query
+
         calls = await asyncio.gather(
-            *(self.services.search(a.tool, self._query(a, example), self.config.k) for a in actions)
+            *(self.services.search(action.tool, query(action), self.config.k) for action in actions)
         )
         for call in calls:
             if call.error is not None:
                 raise AttemptFailed("search failed", f"{call.tool}: {call.error}")
         max_chars = self.config.max_document
         return tuple(document_of(call.tool, passage, max_chars) for call in calls for passage in call.passages)
-
-    def _query(self, action: Action, example: Example) -> Query:
-        return with_picture(action.query, example.images) if action.tool in self.config.sees else action.query
 
     async def _reply(self, kind: Kind, prompt: StepPrompt, example: Example, number: int, attempt: Attempt) -> Action:
         return (await self._replies(kind, prompt, example, number, attempt))[0]
@@ -157,9 +154,12 @@ class Teacher:
         """The actions in the model's reply. If it can't be read, the model is told why and asked again."""
         request = prompt
         for retry in range(self.config.retries + 1):
-            actions = self._read(
-                kind, await self._ask(kind, request, example, number + retry * self.config.attempts, attempt)
-            )
+            reply = await self._ask(kind, request, example, number + retry * self.config.attempts, attempt)
+            text = without_thinking(reply)  # a reasoning model's thoughts may hold drafts with tags
+            if kind == "route":
+                actions = parse_routes(self.protocol, text, self.config.candidates)
+            else:
+                actions = [self.protocol.answers.parse(text)]
             if actions[0].kind != "invalid":
                 return actions
             request = self.protocol.again(prompt, actions[0].error)
@@ -180,26 +180,14 @@ class Teacher:
             sample=sample,
         )
 
-    def _read(self, kind: Kind, text: str) -> list[Action]:
-        """The actions in a reply, without a reasoning model's thoughts, which may hold drafts with tags."""
-        text = without_thinking(text)
-        if kind == "route":
-            return parse_routes(self.protocol, text, self.config.candidates)
-        return [self.protocol.parse_answer(text)]
-
-    def _right(self, answer: str, example: Example) -> bool:
-        """The condition of equation 17."""
-        metric = final_accuracy if self.config.metric == ACCURACY else ANSWER_METRICS[self.config.metric]
-        return metric(answer, accepted_answers(example, answer), self.config.normalizer) >= 1.0
-
 
 def parse_routes(protocol: StepProtocol, text: str, most: int) -> list[Action]:
     """The searches of a route, which may name several retrievers, separated by commas; or one invalid action."""
     names = (between(text, "<ret>", "</ret>") or "").split(",")
     if most == 1 or len(names) == 1:
-        return [protocol.parse_route(text)]
+        return [protocol.routes.parse(text)]
     query = between(text, "<sub-question>", "</sub-question>") or ""
-    parsed = [protocol.parse_route(f"<sub-question>{query}</sub-question><ret>{name}</ret>") for name in names]
+    parsed = [protocol.routes.parse(f"<sub-question>{query}</sub-question><ret>{name}</ret>") for name in names]
     if invalid := [action for action in parsed if action.kind == "invalid"]:
         return invalid[:1]
     actions = list({action.tool: action for action in parsed}.values())
@@ -272,7 +260,10 @@ def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
     if kind == "route":
         routes = [route for route in _ROUTES if route[4] in tools][:most]
         return _messages(
-            [(protocol.route(q, history), protocol.write_route(t, sub, kb)) for q, history, t, sub, kb in routes]
+            [
+                (protocol.route(q, history), protocol.routes.write_search(t, sub, kb))
+                for q, history, t, sub, kb in routes
+            ]
         )
     if kind == "answer":
         label = protocol.label
@@ -280,7 +271,7 @@ def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
             [
                 (
                     protocol.answer(sub, [Document(retriever=label(kb), text=text) for text in documents]),
-                    protocol.write_answer(thought, answer),
+                    protocol.answers.write_answer(thought, answer),
                 )
                 for sub, kb, documents, thought, answer in _ANSWERS[:most]
                 if kb in tools
@@ -288,7 +279,7 @@ def shots(protocol: StepProtocol, kind: Kind, most: int) -> list[Message]:
         )
     return _messages(
         [
-            (protocol.final(q, history), protocol.write_answer(thought, answer))
+            (protocol.final(q, history), protocol.answers.write_answer(thought, answer))
             for q, history, thought, answer in _FINALS[:most]
         ]
     )

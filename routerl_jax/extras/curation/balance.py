@@ -24,7 +24,7 @@ from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Example
 from routerl_jax.extras.curation.job import begin, write_report
 from routerl_jax.extras.curation.questions import IMAGES, choose, counts_of, dataset_of, digest_of, question_row
-from routerl_jax.extras.curation.rollouts import Attempt, Rounds
+from routerl_jax.extras.curation.selection import Attempt, Rounds
 from routerl_jax.parallel import multihost
 from routerl_jax.parallel.workdir import job_directory_lock
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
@@ -181,7 +181,7 @@ def search_need(record: Mapping[str, Any], image_tool: str) -> SearchNeed:
     is taken, and image search if both have as many.
 
     Args:
-      record: a record of `rollouts.Rounds`.
+      record: a record of `selection.Rounds`.
       image_tool: name of the image search tool. All other tools search with text.
     """
     right: collections.Counter[str] = collections.Counter()
@@ -285,7 +285,11 @@ def _write(
         result, record = needs[example.id]
         metadata = {"kind": result.kind, "right_attempts": sum(record["correct"]), "attempts": len(record["correct"])}
         rows.append(question_row(example, metadata, workdir))
-    sample, missing = choose(rows, config.counts, config.seed, set(), _is_a)
+
+    def is_a(metadata: Mapping[str, Any], kind: str) -> bool:
+        return metadata["kind"] == kind or (kind == REQUIRED and metadata["kind"] in KINDS[1:])
+
+    sample, missing = choose(rows, config.counts, config.seed, set(), is_a)
     report = BalanceReport(
         before=_by_dataset(rows),
         after=_by_dataset(sample),
@@ -301,17 +305,11 @@ def _write(
     return report
 
 
-def _is_a(metadata: Mapping[str, Any], kind: str) -> bool:
-    return metadata["kind"] == kind or (kind == REQUIRED and metadata["kind"] in KINDS[1:])
-
-
 def _by_dataset(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Numbers of rows by data set and kind."""
     counts: dict[str, collections.Counter[str]] = {}
-    for row in rows:
-        counts.setdefault(dataset_of(row["metadata"]) or "questions", collections.Counter())[
-            row["metadata"]["kind"]
-        ] += 1
+    for metadata in (row["metadata"] for row in rows):
+        counts.setdefault(dataset_of(metadata) or "questions", collections.Counter())[metadata["kind"]] += 1
     return {
         name: {kind: by_kind[kind] for kind in (*KINDS, UNSOLVED) if by_kind[kind]} for name, by_kind in counts.items()
     }

@@ -28,11 +28,23 @@ from routerl_jax.core.types import Episode, Verdict
 from routerl_jax.data.rounds import RecordedRounds, message_row
 from routerl_jax.evaluation.records import PictureFiles
 from routerl_jax.extras.curation import experts
-from routerl_jax.extras.curation.demonstration_job import Demonstrate, best_of, load_student, run_demonstrations
 from routerl_jax.extras.curation.experts import ExpertJobConfig, Experts
-from routerl_jax.extras.curation.job import Batches, ModelUse, Record, ReplyFile, Report, Services, listed, within_share
+from routerl_jax.extras.curation.job import (
+    Batches,
+    Demonstrate,
+    ModelUse,
+    Record,
+    ReplyFile,
+    Report,
+    Services,
+    best_of,
+    by_frequency,
+    listed,
+    load_student,
+    run_demonstrations,
+    within_share,
+)
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.judge import open_judge
@@ -70,14 +82,13 @@ class ExpertsReport(Report):
         lines = ["| data set | tried | accepted | written |", "|---|---|---|---|"]
         for name, count in self.tried.items():
             lines.append(f"| {name} | {count:,} | {self.accepted.get(name, 0):,} | {self.written.get(name, 0):,} |")
-        lines += ["", "| steps | accepted | written |", "|---|---|---|"]
-        lines += [
-            f"| {name} | {count:,} | {self.steps.get(name, 0):,} |" for name, count in self.accepted_steps.items()
-        ]
-        lines += ["", "| actions | accepted | written |", "|---|---|---|"]
-        lines += [
-            f"| {name} | {count:,} | {self.actions.get(name, 0):,} |" for name, count in self.accepted_actions.items()
-        ]
+        kinds: Iterable[tuple[str, Mapping[Any, int], Mapping[Any, int]]] = (
+            ("steps", self.accepted_steps, self.steps),
+            ("actions", self.accepted_actions, self.actions),
+        )
+        for title, accepted, written in kinds:
+            lines += ["", f"| {title} | accepted | written |", "|---|---|---|"]
+            lines += [f"| {name} | {count:,} | {written.get(name, 0):,} |" for name, count in accepted.items()]
         return "\n".join(
             [
                 *lines,
@@ -109,19 +120,19 @@ def make_report(
     accepted = [record for record in tried if record["row"] is not None]
     return ExpertsReport(
         model=config.planner.model,
-        use=ModelUse.counted(attempts, config.read_price, config.write_price),
+        use=ModelUse.counted(attempts, config),
         seconds=round(seconds, 1),
-        tried=_frequent(record["dataset"] for record in tried),
-        accepted=_frequent(record["dataset"] for record in accepted),
-        written=_frequent(record["dataset"] for record in written),
-        reasons=_frequent(record["outcome"] for record in tried if record["row"] is None),
-        unusable=_frequent(reason for attempt in attempts for reason in attempt["unusable"]),
+        tried=by_frequency(record["dataset"] for record in tried),
+        accepted=by_frequency(record["dataset"] for record in accepted),
+        written=by_frequency(record["dataset"] for record in written),
+        reasons=by_frequency(record["outcome"] for record in tried if record["row"] is None),
+        unusable=by_frequency(reason for attempt in attempts for reason in attempt["unusable"]),
         steps=_by_steps(written),
-        actions=_frequent(map(actions_of, written)),
+        actions=by_frequency(map(actions_of, written)),
         accepted_steps=_by_steps(accepted),
-        accepted_actions=_frequent(map(actions_of, accepted)),
+        accepted_actions=by_frequency(map(actions_of, accepted)),
         grounder=config.grounder.model,
-        grounder_use=ModelUse.counted((attempt["grounder"] for attempt in attempts), 0.0, 0.0),
+        grounder_use=ModelUse.counted(attempt["grounder"] for attempt in attempts),
         searches=sum(attempt["searches"] for attempt in attempts),
     )
 
@@ -138,10 +149,6 @@ def actions_of(record: Mapping[str, Any]) -> str:
 
 def _by_steps(records: Iterable[Mapping[str, Any]]) -> dict[int, int]:
     return dict(sorted(collections.Counter(map(steps_of, records)).items()))
-
-
-def _frequent(items: Iterable[Any]) -> dict[Any, int]:
-    return dict(collections.Counter(items).most_common())
 
 
 _MADE = ("questions.jsonl", "replies.jsonl", "demonstrations.jsonl", "report.json", "report.md", "pictures")
@@ -178,10 +185,19 @@ def demonstrate(
         too many questions failed in a row.
     """
     agent = config.build_agent()
+    prompts = [
+        experts.planner_task(agent.max_turns),
+        experts.planner_question(""),
+        experts.PAGE,
+        experts.PART,
+        experts.last_turn(""),
+        experts.retry_prompt("", ""),
+        experts.grounder_task("", [""], "", "", (1, 1), config.box_scale, config.released),
+    ]
     return run_demonstrations(
         config,
         {"workdir": workdir, "outputs": _MADE, "doing": "showing"},
-        _prompts(agent, config),
+        prompts,
         lambda: _demonstrating(config, workdir, agent, student, open_services),
         functools.partial(_write, config, workdir),
         overwrite=overwrite,
@@ -197,7 +213,12 @@ def _demonstrating(
     student: VisionLanguageModel | None,
     open_services: Callable[[], ExpertResources],
 ) -> Iterator[Demonstrate]:
-    policy = student or _student(config)
+    policy = student
+    if policy is None:
+        policy = load_student(config.student)
+        if not isinstance(policy, VisionLanguageModel):
+            raise ValueError(f"config.student={config.student!r} is no policy that sees, with a tokenizer")
+        bound_pictures(config.student_model(), policy)
     opened = open_services()
     replies = ReplyFile(workdir / "replies.jsonl")
     planner, grounder = (CachedModel(model, replies) for model in (opened.planner, opened.grounder))
@@ -213,7 +234,7 @@ def _demonstrating(
         else None,
     )
     pictures = PictureFiles(workdir)
-    task = protocol.task(agent.max_turns, agent.looks, agent.regions, agent.shows)
+    task = agent.form.instructions()
 
     def record(recorded: RecordedRounds | None) -> dict[str, Any]:
         return {"row": recorded and message_row(recorded, pictures.name, task)}
@@ -224,14 +245,6 @@ def _demonstrating(
         for service in (planner, grounder, judge):
             if service is not None:
                 service.close()  # also closes the file of replies
-
-
-def _student(config: ExpertJobConfig) -> VisionLanguageModel:
-    model = load_student(config.student)
-    if not isinstance(model, VisionLanguageModel):
-        raise ValueError(f"config.student={config.student!r} is no policy that sees, with a tokenizer")
-    bound_pictures(config.student_model(), model)
-    return model
 
 
 def balanced(records: Sequence[Mapping[str, Any]], config: ExpertJobConfig) -> list[Mapping[str, Any]]:
@@ -257,15 +270,3 @@ def _write(
     report = make_report(config, records, tried, written, seconds)
     report.write(workdir)
     return report
-
-
-def _prompts(agent: VRAGAgent, config: ExpertJobConfig) -> list[str]:
-    return [
-        experts.planner_task(agent.max_turns),
-        experts.planner_question(""),
-        experts.PAGE,
-        experts.PART,
-        experts.last_turn(""),
-        experts.retry_prompt("", ""),
-        experts.grounder_task("", [""], "", "", (1, 1), config.box_scale, config.released),
-    ]

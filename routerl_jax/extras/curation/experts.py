@@ -15,19 +15,24 @@ from typing import Any, Literal, TypeVar
 from PIL import Image
 
 from routerl_jax.agents.grammar import between
-from routerl_jax.agents.viewer import Viewer
+from routerl_jax.agents.observation import Viewer
 from routerl_jax.core.config import Count, NonNegative, PositiveFraction, Size, checked
 from routerl_jax.core.types import Action, Episode, Example, Message, Shown, Verdict
 from routerl_jax.data.formats.verl import PICTURE
 from routerl_jax.data.rounds import RecordedRounds, Round
-from routerl_jax.extras.curation.demonstration_job import DemonstrationConfig
-from routerl_jax.extras.curation.job import Attempt, AttemptFailed, Services, model_reply
+from routerl_jax.extras.curation.job import (
+    Attempt,
+    AttemptFailed,
+    DemonstrationConfig,
+    Services,
+    model_identity,
+    model_reply,
+)
 from routerl_jax.models.images import decode_image, smart_resize
 from routerl_jax.models.regions import Box, Pixels, RefusedRegion, RegionRule, read_box, region
 from routerl_jax.models.regions import Size as FrameSize
 from routerl_jax.models.vision_language import VisionLanguageModel
 from routerl_jax.recipes.recipe import AgentConfig
-from routerl_jax.recipes.vrag_rl import protocol
 from routerl_jax.recipes.vrag_rl.agents import VRAGAgent
 from routerl_jax.rewards.metrics import ANSWER_METRICS, accepted_answers
 from routerl_jax.rewards.retrieval import gold_passages_of
@@ -71,23 +76,13 @@ class ExpertJobConfig(DemonstrationConfig):
             )
 
     def decisive(self) -> dict[str, Any]:
-        keys = (
-            "job",
-            "min_pixels",
-            "max_pixels",
-            "picture_pixels",
-            "box_scale",
-            "released",
-            "oracle",
-            "retries",
-            "least_steps",
-        )
+        pixels = ("min_pixels", "max_pixels", "picture_pixels")
+        keys = ("job", *pixels, "box_scale", "released", "oracle", "retries", "least_steps")
         return {
             **super().decisive(),
             **{key: getattr(self, key) for key in keys},
-            "least_steps": self.least_steps,
-            "planner": _identity(self.planner),
-            "grounder": _identity(self.grounder),
+            "planner": model_identity(self.planner),
+            "grounder": model_identity(self.grounder),
             "judge": dict(settings_that_count(self.judge)) if self.judge.model else None,
         }
 
@@ -113,10 +108,6 @@ class ExpertJobConfig(DemonstrationConfig):
     def student_model(self) -> ModelConfig:
         """The student in the form of a run's configuration."""
         return ModelConfig(path=self.student, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
-
-
-def _identity(model: ChatModelConfig) -> dict[str, Any]:
-    return {key: getattr(model, key) for key in ("kind", "model", "extra", "max_length", "dtype")}
 
 
 Kind = Literal["search", "look", "answer"]
@@ -376,7 +367,7 @@ class _RunningAttempt:
                     raise AttemptFailed("answer before a search", step.content)
                 self.result.planner.answer = step.content
                 action = Action(kind="answer", answer=step.content)
-                self._record(step, protocol.answer(step.thought, step.content), action)
+                self._record(step, self._agent.form.write_answer(step.thought, step.content), action)
                 return
             if not turns_left:
                 break
@@ -429,7 +420,7 @@ class _RunningAttempt:
     async def _search(self, step: Step) -> list[str | Shown]:
         agent = self._agent
         action = Action(kind="search", tool=agent.tool, query=step.content)
-        self._record(step, protocol.search(step.thought, step.content), action)
+        self._record(step, agent.form.write_search(step.thought, step.content, agent.tool), action)
         self.result.planner.searches += 1
         call = await self._experts.planner.search(agent.tool, action.query, agent.k)
         if call.error is not None:
@@ -441,7 +432,7 @@ class _RunningAttempt:
         if bare := [passage.id for passage in fresh if not passage.image]:
             raise AttemptFailed("no picture", f"page {bare[0]!r} of {agent.tool!r} has none")
         self._shown_ids.update(passage.id for passage in fresh)
-        return self._observed(protocol.page(call, fresh, fresh, agent.shows))
+        return self._observed(agent.form.page(call, fresh, fresh))
 
     async def _look(self, step: Step) -> list[str | Shown]:
         if self._latest is None:
@@ -462,7 +453,7 @@ class _RunningAttempt:
         if crop.error:
             raise AttemptFailed("no picture", crop.error)
         step = dataclasses.replace(step, thought=thought)
-        self._record(step, protocol.look(thought, box), Action(kind="region", box=box))
+        self._record(step, self._agent.form.write_look(thought, box), Action(kind="region", box=box))
         return self._observed([crop])
 
     def _located(self, box: Sequence[float], frame: FrameSize) -> tuple[Pixels, Shown]:
@@ -485,11 +476,11 @@ class _RunningAttempt:
 
     def _record(self, step: Step, text: str, action: Action) -> None:
         """Adds a round of the policy. Raises AttemptFailed if the policy's own parser would read the text differently."""
-        parsed = protocol.parse(text, self._agent.tool)
+        parsed = self._agent.form.parse(text)
         is_same = dataclasses.replace(parsed, thought="", error="") == dataclasses.replace(
             action, box=tuple(map(float, action.box))
         )
-        if not is_same or not protocol.well_formed(text) or PICTURE in text:
+        if not is_same or not self._agent.form.well_formed(text) or PICTURE in text:
             raise AttemptFailed("out of form", text[:200])
         self.rounds.append(Round(text=text, tool=action.tool))
         self.result.actions.append(step.kind)
@@ -516,18 +507,18 @@ class _RunningAttempt:
         Raises:
           AttemptFailed: no reply could be used, after `config.retries` further requests.
         """
-        request, last = prompt, None
-        for retry in range(self._config.retries + 1):
+        request, retries = prompt, self._config.retries
+        for retry in range(retries + 1):
             try:
                 return await ask(request, self._number + retry * self._config.attempts)
             except AttemptFailed as reason:
                 if reason.outcome in ("model failed", "no picture"):
                     raise
-                last = reason
                 self.result.unusable.append(f"{expert}: {reason.outcome}")
+                if retry == retries:
+                    raise
                 request = retry_prompt(prompt, str(reason))
-        assert last is not None
-        raise last
+        raise AssertionError("the last reply can be used or raises")
 
     def _encoded(self, image: Any) -> tuple[bytes, FrameSize]:
         """A picture as it is sent to the experts, and its size there (width, height)."""

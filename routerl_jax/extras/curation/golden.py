@@ -14,8 +14,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import json
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -23,17 +21,7 @@ from typing import Any, Literal
 from absl import logging
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.core.config import (
-    Amount,
-    BelowOne,
-    Count,
-    NonNegative,
-    Positive,
-    PositiveFraction,
-    Seed,
-    Size,
-    checked,
-)
+from routerl_jax.core.config import Amount, BelowOne, Count, NonNegative, PositiveFraction, Seed, Size, checked
 from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Example
 from routerl_jax.data.gold_paths import gold_path
@@ -51,16 +39,27 @@ from routerl_jax.extras.curation.job import (
     FAILED,
     Attempt,
     Job,
+    JobSettings,
     ModelUse,
     Record,
     Report,
     Services,
     Tally,
     Work,
+    by_frequency,
     listed,
+    sources_of,
     within_share,
 )
-from routerl_jax.extras.curation.questions import IMAGES, Question, all_questions, digest_of, save_picture, within
+from routerl_jax.extras.curation.questions import (
+    IMAGES,
+    Question,
+    all_questions,
+    digest,
+    digest_of,
+    save_picture,
+    within,
+)
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.services.base import ChatModel, conversation_json
 from routerl_jax.services.config import ChatModelConfig
@@ -69,7 +68,7 @@ from routerl_jax.training.sections import KnowledgeConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class AmountConfig:
+class AmountConfig(JobSettings):
     """How much is made, and how much of it goes into the files. A job may be continued with other values."""
 
     questions: Amount = -1  # most questions that are tried per data set; -1: all
@@ -78,11 +77,6 @@ class AmountConfig:
     at_least: Count = 100  # a data set keeps so many trajectories, if it has them, whatever the ratio
     pattern_share: PositiveFraction = 1.0  # largest share of a data set's trajectories with one sequence of retrievers
     validation: BelowOne = 0.2  # share of each data set's trajectories that goes to validation.jsonl
-    concurrency: Size = 32  # questions in progress at once
-    patience: Size = 20  # the job stops after so many failed questions in a row
-    search_timeout: Positive = 60.0  # seconds after which a search counts as failed
-    read_price: NonNegative = 0.0  # price of a million tokens that the model reads, for the report
-    write_price: NonNegative = 0.0  # price of a million tokens that the model writes
 
     def __post_init__(self) -> None:
         if self.dataset_ratio and self.dataset_ratio < 1:
@@ -127,12 +121,11 @@ class ConstructConfig:
 
     def decisive(self) -> dict[str, Any]:
         """The settings that attempts depend on, besides the questions. Other values make another job."""
-        model = dataclasses.asdict(self.llm)
-        by_model = {"llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")}}
+        by_model = self.teacher == "model"
         return {
             "seed": self.seed,
-            **(by_model if self.teacher == "model" else {"default_kb": self.default_kb}),
-            "knowledge": {name: dataclasses.asdict(section) for name, section in self.knowledge.items()},
+            **({} if by_model else {"default_kb": self.default_kb}),
+            **sources_of(self.llm if by_model else None, self.knowledge),
             "attempt": dataclasses.asdict(self.attempt),
         }
 
@@ -272,8 +265,8 @@ def make_report(
             name: _row(count, [o for dataset, o in outcomes.values() if dataset == name], *parts.get(name, ([], [])))
             for name, count in datasets.items()
         },
-        attempts=_counted(attempt["outcome"] for attempt in attempts),
-        use=ModelUse.counted(attempts, config.amount.read_price, config.amount.write_price),
+        attempts=by_frequency(attempt["outcome"] for attempt in attempts),
+        use=ModelUse.counted(attempts, config.amount),
         searches=sum(attempt["searches"] for attempt in attempts),
         seconds=round(seconds, 1),
     )
@@ -290,15 +283,11 @@ def _row(questions: int, outcomes: Sequence[str], train: list[Trajectory], valid
         failed=failed,
         train=len(train),
         validation=len(validation),
-        reasons=_counted(outcome for outcome in outcomes if outcome != "accepted"),
-        steps=_counted(len(trajectory.steps) for trajectory in trajectories),
+        reasons=by_frequency(outcome for outcome in outcomes if outcome != "accepted"),
+        steps=by_frequency(len(trajectory.steps) for trajectory in trajectories),
         retrievers=dict(summarize_trajectories(trajectories).retrievers),
-        patterns=_counted(map(pattern_of, trajectories)),
+        patterns=by_frequency(map(pattern_of, trajectories)),
     )
-
-
-def _counted(items: Any) -> dict[Any, int]:
-    return dict(collections.Counter(items).most_common())
 
 
 _MADE = ("questions.jsonl", "train.jsonl", "validation.jsonl", "report.json", "report.md")
@@ -328,6 +317,10 @@ def construct(
     protocol, annotated = StepProtocol(tools=tuple(config.knowledge)), config.teacher == "annotations"
     examples = [question.example for question in questions]
 
+    def decides(example: Example) -> list[Any]:
+        path = [dataclasses.astuple(hop) for hop in gold_path(example) or ()] if annotated else []
+        return [example.metadata["dataset"], *path]
+
     @contextlib.contextmanager
     def teaching() -> Iterator[Work[Question]]:
         model, tools = open_services()
@@ -343,13 +336,12 @@ def construct(
         workdir=workdir,
         identity={
             **config.decisive(),
-            "questions": digest_of(examples, lambda e: [e.metadata["dataset"], *(_gold(e) if annotated else ())]),
+            "questions": digest_of(examples, decides),
             "prompts": _prompts(protocol),
         },
         outputs=(*_MADE, IMAGES),
         doing="constructing",
-        concurrency=config.amount.concurrency,
-        patience=config.amount.patience,
+        settings=config.amount,
     ).run(
         teaching,
         functools.partial(_write, config, workdir, questions),
@@ -434,11 +426,6 @@ def _write(
     return report
 
 
-def _gold(example: Example) -> list[Any]:
-    """A question's gold path, JSON-serialisable."""
-    return [dataclasses.astuple(hop) for hop in gold_path(example) or ()]
-
-
 def _prompts(protocol: StepProtocol) -> str:
     """A digest of the prompts, because a later version may change their wording."""
     kinds: tuple[Kind, ...] = ("route", "answer", "final")
@@ -446,4 +433,4 @@ def _prompts(protocol: StepProtocol) -> str:
     texts = [[prompt.system, prompt.user] for prompt in prompts] + [
         conversation_json(shots(protocol, kind, 99)) for kind in kinds
     ]
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]
+    return digest(texts)

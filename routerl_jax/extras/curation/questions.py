@@ -171,4 +171,9 @@ def digest_of(examples: Iterable[Example], extra: Callable[[Example], Sequence[A
     rows = [
         [*(e.id, e.question, e.answers), [image_digest(image) for image in e.images], list(extra(e))] for e in examples
     ]
-    return f"{len(rows)} questions, {hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]}"
+    return f"{len(rows)} questions, {digest(rows)}"
+
+
+def digest(value: Any) -> str:
+    """A short hash of anything that is JSON-serialisable."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

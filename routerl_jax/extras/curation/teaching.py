@@ -26,22 +26,22 @@ from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example, Message, Observation, Shown, Turn
 from routerl_jax.evaluation.records import PictureFiles, episode_record
-from routerl_jax.extras.curation.demonstration_job import (
-    Demonstrate,
-    DemonstrationConfig,
-    best_of,
-    load_student,
-    run_demonstrations,
-)
 from routerl_jax.extras.curation.job import (
     Attempt,
     AttemptFailed,
+    Demonstrate,
+    DemonstrationConfig,
     ModelUse,
     Record,
     Report,
     Services,
+    best_of,
+    by_frequency,
     listed,
+    load_student,
+    model_identity,
     model_reply,
+    run_demonstrations,
 )
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.image_tokens import ImageTokens
@@ -71,9 +71,7 @@ class TeachingConfig(DemonstrationConfig):
     form: bool = True  # keep only attempts in which every turn has the protocol's form
 
     def decisive(self) -> dict[str, Any]:
-        model = dataclasses.asdict(self.llm)
-        llm = {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")}
-        return {**super().decisive(), "job": self.job, "form": self.form, "llm": llm}
+        return {**super().decisive(), "job": self.job, "form": self.form, "llm": model_identity(self.llm)}
 
     def build_agent(self) -> MMSearchAgent:
         """The student's agent. Raises ValueError if a setting is wrong; the message names its key."""
@@ -162,7 +160,7 @@ class MMSearchTeacher:
     async def _run_turns(self, example: Example, number: int, attempt: Attempt, turns: list[Turn]) -> None:
         """Adds turns up to the answer. Raises AttemptFailed if the attempt ends without one."""
         instructed = dataclasses.replace(self.agent, instruct=True)
-        first = protocol.first(example.question, self.agent.limits, True)
+        first = self.agent.form.first(example.question, True)
         chat = [Message(role="user", content=first, images=example.images)]
         kinds: list[Kind] = []
         for _ in range(self.agent.searches + 1):
@@ -289,6 +287,8 @@ def teach(
         too many questions failed in a row.
     """
     agent = config.build_agent()
+    plans: tuple[tuple[Kind, ...], ...] = (("image",), ("text",), ("image", "text"))
+    prompts = [agent.form.first("", True), *(agent.form.after("", plan, True) for plan in plans)]
 
     @contextlib.contextmanager
     def demonstrating() -> Iterator[Demonstrate]:
@@ -306,7 +306,7 @@ def teach(
     return run_demonstrations(
         config,
         {"workdir": workdir, "outputs": _MADE, "doing": "teaching"},
-        _prompts(agent),
+        prompts,
         demonstrating,
         functools.partial(_write, config, workdir),
         overwrite=overwrite,
@@ -325,24 +325,14 @@ def _write(
         model=config.llm.model,
         tried=dict(collections.Counter(record["dataset"] for record in tried)),
         accepted=dict(collections.Counter(record["dataset"] for record in accepted)),
-        reasons=dict(collections.Counter(r["outcome"] for r in tried if r["episode"] is None).most_common()),
-        ways=dict(collections.Counter(_searches_of(record["episode"]) for record in accepted).most_common()),
-        use=ModelUse.counted(attempts, config.read_price, config.write_price),
+        reasons=by_frequency(record["outcome"] for record in tried if record["episode"] is None),
+        ways=by_frequency(
+            ", ".join(call["tool"] for turn in record["episode"]["turns"] for call in turn["calls"]) or "nothing"
+            for record in accepted
+        ),
+        use=ModelUse.counted(attempts, config),
         searches=sum(attempt["searches"] for attempt in attempts),
         seconds=round(seconds, 1),
     )
     report.write(workdir)
     return report
-
-
-def _searches_of(episode: Mapping[str, Any]) -> str:
-    """The tools that an episode searched, such as "image, text"."""
-    return ", ".join(call["tool"] for turn in episode["turns"] for call in turn["calls"]) or "nothing"
-
-
-def _prompts(agent: MMSearchAgent) -> list[str]:
-    plans: tuple[tuple[Kind, ...], ...] = (("image",), ("text",), ("image", "text"))
-    return [
-        protocol.first("", agent.limits, True),
-        *(protocol.after("", plan, agent.limits, True) for plan in plans),
-    ]

@@ -17,39 +17,41 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import json
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.grammar import between
-from routerl_jax.core.config import Amount, Count, NonNegative, Positive, Seed, Size, checked
+from routerl_jax.core.config import Amount, Count, NonNegative, Seed, Size, checked
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.rows import read_rows
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.extras.curation.job import (
-    FAILED,
     Attempt,
     AttemptFailed,
     Job,
+    JobSettings,
     ModelUse,
     Record,
     Report,
     Services,
     Work,
+    by_frequency,
     listed,
     model_reply,
+    sources_of,
 )
-from routerl_jax.extras.curation.questions import IMAGES, save_picture
+from routerl_jax.extras.curation.questions import IMAGES, digest, save_picture
 from routerl_jax.rewards.metrics import NORMALIZERS
 from routerl_jax.services.base import ChatModel, without_thinking
 from routerl_jax.services.config import ChatModelConfig
 from routerl_jax.training.sections import KnowledgeConfig
+
+T = TypeVar("T")
 
 # Kinds of knowledge that a question may ask for, each with its description in the prompt.
 TAXONOMY = {
@@ -175,7 +177,7 @@ OpenServices = Callable[[], tuple[ChatModel, SearchTool]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
-class VqaConfig:
+class VqaConfig(JobSettings):
     """A job that makes questions about pictures of concepts."""
 
     job: Literal["vqa"] = "vqa"  # the job that this configuration is for
@@ -192,11 +194,6 @@ class VqaConfig:
     max_tokens: Size = 1024  # most tokens of a reply
     sample: Amount = 6000  # questions of the sample, equally many of each kind if there are enough; -1: all
     test: Count = 600  # number of these that go to test.jsonl
-    concurrency: Size = 32  # concepts in progress at once
-    patience: Size = 20  # the job stops after so many failed concepts in a row
-    search_timeout: Positive = 60.0  # seconds after which a search counts as failed
-    read_price: NonNegative = 0.0  # price of a million tokens that the model reads, for the report
-    write_price: NonNegative = 0.0  # price of a million tokens that the model writes
     seed: Seed = 0  # seed of the sample
 
     def __post_init__(self) -> None:
@@ -212,12 +209,8 @@ class VqaConfig:
 
     def decisive(self) -> dict[str, Any]:
         """The settings that questions depend on, besides the concepts. Other values make another job."""
-        model = dataclasses.asdict(self.llm)
-        return {
-            **{key: getattr(self, key) for key in ("job", "k", "max_page", "attempts", "temperature", "max_tokens")},
-            "llm": {key: model[key] for key in ("kind", "model", "extra", "max_length", "dtype")},
-            "knowledge": {name: dataclasses.asdict(section) for name, section in self.knowledge.items()},
-        }
+        keys = ("job", "k", "max_page", "attempts", "temperature", "max_tokens")
+        return {**{key: getattr(self, key) for key in keys}, **sources_of(self.llm, self.knowledge)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -332,11 +325,10 @@ def make_vqa(
         name=lambda concept: concept.name,
         unit="concept",
         workdir=workdir,
-        identity={**config.decisive(), "prompts": _digest(question_prompt("", "", ""), kind_prompt("", ""))},
+        identity={**config.decisive(), "prompts": digest([question_prompt("", "", ""), kind_prompt("", "")])},
         outputs=_MADE,
         doing="asking",
-        concurrency=config.concurrency,
-        patience=config.patience,
+        settings=config,
     ).run(making, functools.partial(_write, config, workdir, concepts), overwrite=overwrite, progress=progress)
 
 
@@ -353,8 +345,13 @@ class _Maker:
         row = None
         try:
             page = await self._page(concept)
-            question = await self._question(concept, page, attempt, broken)
-            row = self._row(concept, page, question, await self._kind(question, attempt, broken))
+            prompt = question_prompt(concept.name, page.title, page.text[: self.config.max_page])
+            chat = [Message(role="user", content=prompt, images=(page.image,))]
+            question = await self._first(
+                lambda reply: read_question(reply, concept.names), chat, attempt, broken, explain=True
+            )
+            chat = [Message(role="user", content=kind_prompt(question.question, question.answer))]
+            row = self._row(concept, page, question, await self._first(read_kind, chat, attempt, broken))
             broken.append("accepted")
         except AttemptFailed as reason:
             attempt.outcome, attempt.detail = reason.outcome, str(reason)
@@ -377,46 +374,29 @@ class _Maker:
             raise AttemptFailed("no picture", f"{len(call.passages)} passages, none with a picture and a text")
         return page
 
-    async def _question(self, concept: Concept, page: Passage, attempt: Attempt, broken: list[str]) -> QuestionAnswer:
-        """A question that keeps the rules. If a reply breaks one, the model is told and asked again."""
-        prompt = question_prompt(concept.name, page.title, page.text[: self.config.max_page])
-        chat = [Message(role="user", content=prompt, images=(page.image,))]
-        last: AttemptFailed | None = None
-        for number in range(self.config.attempts):
-            reply = await self._ask(chat, attempt, number)
-            try:
-                return read_question(reply, concept.names)
-            except AttemptFailed as reason:
-                last = reason
-                broken.append(reason.outcome)
-                if reason.outcome == "not shown":
-                    break
-                chat = [
-                    *chat,
-                    Message(role="assistant", content=reply),
-                    Message(role="user", content=retry_prompt(str(reason))),
-                ]
-        assert last is not None
-        raise last
-
-    async def _kind(self, question_answer: QuestionAnswer, attempt: Attempt, broken: list[str]) -> str:
-        chat = [Message(role="user", content=kind_prompt(question_answer.question, question_answer.answer))]
-        last: AttemptFailed | None = None
-        for number in range(self.config.attempts):
-            try:
-                return read_kind(await self._ask(chat, attempt, number))
-            except AttemptFailed as reason:
-                if reason.outcome in FAILED:
-                    raise
-                last = reason
-                broken.append(reason.outcome)
-        assert last is not None
-        raise last
-
-    async def _ask(self, chat: Sequence[Message], attempt: Attempt, number: int) -> str:
+    async def _first(
+        self,
+        read: Callable[[str], T],
+        chat: list[Message],
+        attempt: Attempt,
+        broken: list[str],
+        *,
+        explain: bool = False,
+    ) -> T:
+        """What is read in the first reply that keeps the rules. With `explain`, the model is told which one a reply broke."""
         config = self.config
         options: dict[str, Any] = {"max_tokens": config.max_tokens, "temperature": config.temperature}
-        return without_thinking(await model_reply(self.services, chat, attempt, **options, sample=number))
+        for number in range(config.attempts):
+            reply = without_thinking(await model_reply(self.services, chat, attempt, **options, sample=number))
+            try:
+                return read(reply)
+            except AttemptFailed as reason:
+                broken.append(reason.outcome)
+                if number + 1 == config.attempts or reason.outcome == "not shown":
+                    raise
+                told = Message(role="user", content=retry_prompt(str(reason)))
+            chat = [*chat, Message(role="assistant", content=reply), told] if explain else chat
+        raise AssertionError("the last reply is read or raises")
 
     def _row(self, concept: Concept, page: Passage, question_answer: QuestionAnswer, kind: str) -> dict[str, Any]:
         """The question as a row in FlashRAG's form."""
@@ -425,7 +405,7 @@ class _Maker:
         except ValueError as error:
             raise AttemptFailed("no picture", str(error)) from error
         return {
-            "id": _digest(concept.name),
+            "id": digest([concept.name]),
             "question": question_answer.question,
             "golden_answers": list(dict.fromkeys((question_answer.answer, *concept.names))),
             "images": [picture],
@@ -452,12 +432,12 @@ def _write(
         concepts=len(concepts),
         tried=len(tried),
         accepted=len(rows),
-        reasons=dict(collections.Counter(r["outcome"] for r in tried if r["row"] is None).most_common()),
-        replies=dict(collections.Counter(rule for record in records for rule in record["broken"]).most_common()),
+        reasons=by_frequency(record["outcome"] for record in tried if record["row"] is None),
+        replies=by_frequency(rule for record in records for rule in record["broken"]),
         kinds=_kinds(rows),
         train=_kinds(train),
         test=_kinds(test),
-        use=ModelUse.counted((record["made"] for record in records), config.read_price, config.write_price),
+        use=ModelUse.counted((record["made"] for record in records), config),
         seconds=round(seconds, 1),
     )
     report.write(workdir)
@@ -502,7 +482,3 @@ def equal_shares(available: Mapping[str, int], total: int) -> dict[str, int]:
 def _kinds(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     counts = collections.Counter(row["metadata"]["type"] for row in rows)
     return {name: counts[name] for name in TAXONOMY if counts[name]}
-
-
-def _digest(*texts: str) -> str:
-    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:16]

@@ -8,6 +8,7 @@ import functools
 import importlib
 import os
 import pathlib
+import types
 import uuid
 import warnings
 import weakref
@@ -150,7 +151,7 @@ def _settings(files: pathlib.Path, helpers: Helpers) -> Any:
     )
 
 
-def _completions(package: _Package) -> type:
+def _completions(package: Any) -> type:
     """Our chat model as the package's class of models."""
 
     class Completions(package.LLMCompletion):
@@ -178,7 +179,7 @@ def _completions(package: _Package) -> type:
     return Completions
 
 
-def _embeddings(package: _Package) -> type:
+def _embeddings(package: Any) -> type:
     """Our encoder as the package's class of encoders. It embeds a query alone, and passages, entities and reports in lists."""
 
     class Embeddings(package.LLMEmbedding):
@@ -204,24 +205,8 @@ def _embeddings(package: _Package) -> type:
     return Embeddings
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Package:
-    build_index: Any
-    GraphRagConfig: Any
-    get_local_search_engine: Any
-    get_embedding_store: Any
-    read: Any
-    LLMCompletion: Any
-    LLMEmbedding: Any
-    create_completion_response: Any
-    create_embedding_response: Any
-    structure_completion_response: Any
-    DataFrame: Any
-    read_parquet: Any
-
-
 @functools.cache
-def _package() -> _Package:
+def _package() -> Any:
     """The parts of the package that are used here, with our models registered. Raises ValueError if it is not installed."""
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else it asks the web for prices
 
@@ -233,7 +218,7 @@ def _package() -> _Package:
         # a vocabulary that lies in litellm; else it would be downloaded
         os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(llms / "litellm_core_utils" / "tokenizers"))
         completion, embedding = of("graphrag_llm.completion"), of("graphrag_llm.embedding")
-        package = _Package(
+        package = types.SimpleNamespace(
             build_index=of("graphrag.api").build_index,
             GraphRagConfig=of("graphrag.config.models.graph_rag_config").GraphRagConfig,
             get_local_search_engine=of("graphrag.query.factory").get_local_search_engine,

@@ -10,6 +10,7 @@ import itertools
 import logging
 import pathlib
 import threading
+import types
 import uuid
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -58,10 +59,10 @@ class LightRAGKB(PackagedKB):
         self._rag = _run(_opened(store.directory / FILES, str(store.manifest.settings[_WORKSPACE]), helpers))
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        return _run(self._all(queries, k))
+        async def search_all() -> list[list[Passage]]:
+            return list(await asyncio.gather(*(self._search_one(query, k) for query in queries)))
 
-    async def _all(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        return list(await asyncio.gather(*(self._search_one(query, k) for query in queries)))
+        return _run(search_all())
 
     async def _search_one(self, query: str, k: int) -> list[Passage]:
         config = self.helpers.config
@@ -155,21 +156,18 @@ class _Letters:
         return "".join(map(chr, tokens))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Package:
-    LightRAG: Any
-    QueryParam: Any
-    EmbeddingFunc: Any
-    Tokenizer: Any
-
-
 @functools.cache
-def _package() -> _Package:
+def _package() -> Any:
     """The parts of the package that are used here. Raises ValueError if it is not installed."""
     with needs("LightRAG", "lightrag"):
         main, utils = map(importlib.import_module, ("lightrag", "lightrag.utils"))
     logging.getLogger("lightrag").setLevel(logging.WARNING)  # it has a line for every query
-    return _Package(main.LightRAG, main.QueryParam, utils.EmbeddingFunc, utils.Tokenizer)
+    return types.SimpleNamespace(
+        LightRAG=main.LightRAG,
+        QueryParam=main.QueryParam,
+        EmbeddingFunc=utils.EmbeddingFunc,
+        Tokenizer=utils.Tokenizer,
+    )
 
 
 @functools.cache

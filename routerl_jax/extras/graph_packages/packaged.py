@@ -39,7 +39,7 @@ from routerl_jax.knowledge.builds import (
     report,
     stamp,
 )
-from routerl_jax.knowledge.corpus import corpus_files, read_corpus, split_of
+from routerl_jax.knowledge.corpus import corpus_files, read_corpus
 from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.store import Embedding, Manifest, Store, StoredPassages, nested
 from routerl_jax.knowledge.writer import StoreWriter
@@ -50,7 +50,6 @@ from routerl_jax.services.load import CachedModel, chat_model
 
 FILES = "package"
 _EMBEDDING = "embedding"  # in kb.json's settings
-_BLOCK = 1024  # passages read at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -199,7 +198,7 @@ def build_packaged(
     Raises:
       ValueError: a file, a row or a setting is wrong, or more answers failed than `max_failures` allows.
     """
-    read = functools.partial(read_corpus, split=split_of(config.passage_words, config.least_words))
+    read = functools.partial(read_corpus, split=config.split)
     source = corpus_source(config.corpus, "the file of passages", read, check=corpus_files)
     config = dataclasses.replace(config, encoder=resolved_encoder(config.encoder))
     llm, model, clock = llm or chat_model(config.llm), encoder or shared_encoder(config.encoder), Clock()
@@ -233,15 +232,14 @@ def build_packaged(
 
 def _texts(directory: pathlib.Path, progress: bool) -> Iterator[tuple[int, str]]:
     """(row, title and text) of the passages in DIRECTORY/passages, without repetitions of texts."""
-    stored, seen_texts = StoredPassages(directory, memory_limit=0, hint=""), set[str]()
+    stored, seen_texts = StoredPassages(directory), set[str]()
     with Bar(total=len(stored), desc="inserting", unit="passage", disable=not progress) as bar:
-        for start in range(0, len(stored), _BLOCK):
-            for row, passage in enumerate(stored.read(start, min(start + _BLOCK, len(stored))), start):
-                text = f"{passage.title}\n{passage.text}".strip()
-                if text not in seen_texts:
-                    seen_texts.add(text)
-                    yield row, text
-                bar.update(1)
+        for row, passage in enumerate(stored):
+            text = f"{passage.title}\n{passage.text}".strip()
+            if text not in seen_texts:
+                seen_texts.add(text)
+                yield row, text
+            bar.update(1)
 
 
 def _embedding(manifest: Manifest) -> Embedding:

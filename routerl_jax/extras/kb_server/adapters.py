@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.types import Passage, Query
+from routerl_jax.extras.kb_server.requests import Limits, SearchRequest, invalid, read_k, read_object, read_queries
 from routerl_jax.knowledge.base import TimedResults, as_read
-from routerl_jax.knowledge.client.schema import Limits, SearchRequest, invalid, read_k, read_object, read_queries
 
 PASSAGE = "passage"  # also accepted as the mode of a knowledge base without modes
 _MODE = re.compile(r"\[(passage|graph)\]")
@@ -109,13 +109,13 @@ def _read_r1_searcher(body: Any, limits: Limits) -> list[tuple[SearchRequest, li
 
 def _write_r1_searcher(body: Mapping[str, Any], results: TimedResults) -> Any:
     """A passage is a line of their corpus: number, tab, then title and text; their client cuts the number off."""
-    answers = [[_line(passage, rank) for rank, passage in enumerate(passages)] for passages in results]
+
+    def line(passage: Passage, rank: int) -> str:
+        number = passage.id if passage.id.isdecimal() else str(rank)
+        return f"{number}\tTitle: {' '.join(passage.title.split())} Text: {' '.join(passage.text.split())}"
+
+    answers = [[line(passage, rank) for rank, passage in enumerate(passages)] for passages in results]
     return {"queries": body["queries"], "answers": answers}
-
-
-def _line(passage: Passage, rank: int) -> str:
-    number = passage.id if passage.id.isdecimal() else str(rank)
-    return f"{number}\tTitle: {' '.join(passage.title.split())} Text: {' '.join(passage.text.split())}"
 
 
 def _one_search(

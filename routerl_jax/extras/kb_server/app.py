@@ -1,4 +1,5 @@
-"""The ASGI application that serves knowledge bases: our own schema, other projects' endpoints, health and metrics.
+"""The server of knowledge bases (`launch.serve_kb`): our own schema, other projects' endpoints, health and metrics; its
+configuration.
 
 Every knowledge base is served under its name, `/NAME/v1/search`; the first one also at the root, `/v1/search`.
 """
@@ -9,10 +10,12 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import os
 import pathlib
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from absl import logging
 
@@ -20,28 +23,29 @@ from routerl_jax.core.config import checked
 from routerl_jax.core.packages import needs
 from routerl_jax.extras.kb_server.adapters import ADAPTERS, PASSAGE, Adapter
 from routerl_jax.extras.kb_server.batching import BatchConfig, Batcher, Metrics
-from routerl_jax.knowledge.base import KnowledgeBase, TimedResults
-from routerl_jax.knowledge.cassette import Searchable
-from routerl_jax.knowledge.client.schema import (
+from routerl_jax.extras.kb_server.requests import (
     Limits,
     SearchRequest,
     invalid,
-    portable_image,
     read_pictures,
     read_request,
     reply_json,
 )
+from routerl_jax.knowledge.base import KnowledgeBase, TimedResults
+from routerl_jax.knowledge.cassette import Searchable
+from routerl_jax.knowledge.client.schema import portable_image
 from routerl_jax.services.asgi import (
     LOOPBACK,
+    Address,
     Refusal,
-    SameSite,
-    TokenCheck,
-    client_gone,
-    disconnected,
-    json_bytes,
+    application,
+    bound_hosts,
     json_reply,
-    raw_reply,
     read_json,
+    read_token,
+    refusing,
+    run_server,
+    while_connected,
 )
 
 if TYPE_CHECKING:
@@ -49,7 +53,9 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-_OPEN = frozenset({"/", "/healthz", "/readyz"})  # paths that need no token
+_PAGE = pathlib.Path(__file__).with_name("page.html")
+_RESERVED = frozenset({"v1", "healthz", "readyz", "metrics", "mcp", "retrieve", "search", "queries"})
+_WARM_WORDS = (6, 20, 36, 52)  # lengths of queries for which encoders are compiled at the start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,15 +107,33 @@ def _has_pictures(kb: Searchable) -> bool:
     return bool(getattr(kb, "has_pictures", False))
 
 
-_RESERVED = frozenset({"v1", "healthz", "readyz", "metrics", "mcp", "retrieve", "search", "queries"})
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @checked
 class ServerSettings(BatchConfig):
     """How requests are batched, and the limits of each (`limits`)."""
 
     limits: Limits = Limits()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
+class ServeConfig(ServerSettings, Address):
+    """Configuration of a server. Further settings are those of `ServerSettings`, `BatchConfig`, `Address` and `Limits`.
+
+    Attributes:
+      knowledge_bases: NAME or NAME:MODE -> directory (or URL, which makes this server a gateway). The first name is also
+        served at the root; the first mode of a name is its default.
+      mcp: "http" also offers the knowledge bases as MCP tools at /mcp; "stdio" offers only these, on standard input and
+        output, without HTTP.
+      warm_up: make a few searches at the start, so that no client waits for compilation.
+      index: search with this backend instead of those of the builds. Knowledge bases without an index (bm25, graph, served
+        ones) are not affected.
+    """
+
+    knowledge_bases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    mcp: Literal["off", "http", "stdio"] = "off"
+    warm_up: bool = True
+    index: str | None = None
 
 
 class Server:
@@ -129,7 +153,7 @@ class Server:
         for entry in served:
             for mode, kb in entry.modes.items():
                 if id(kb) not in self._batchers:
-                    self._batchers[id(kb)] = Batcher(kb, settings, observer=self.metrics.of_batches(entry.name, mode))
+                    self._batchers[id(kb)] = Batcher(kb, settings, metrics=self.metrics.of_batches(entry.name, mode))
 
     def named(self, name: str) -> Served:
         """The knowledge base of this name. Raises Refusal 404 if there is none."""
@@ -186,8 +210,7 @@ def create_app(
       mcp: makes the application of an MCP server, whose routes and lifespan are included (`kb_server.mcp.http_app`).
     """
     with needs("serving", "serve"):
-        from starlette.applications import Starlette
-        from starlette.middleware import Middleware
+        from starlette.responses import FileResponse, Response
         from starlette.routing import Route
     server = Server(served, settings or ServerSettings())
     mcp_app = mcp(server) if mcp is not None else None
@@ -206,23 +229,21 @@ def create_app(
         endpoint = functools.partial(_respond, server, name, answer)
         return [Route(path, endpoint, methods=[method]), Route(f"/{{kb}}{path}", endpoint, methods=[method])]
 
+    def metrics(request: Request) -> Response:
+        return Response(server.metrics.text(), media_type=server.metrics.content_type)
+
     routes = [
-        Route("/", functools.partial(_page, server)),
-        Route("/healthz", _healthz),
-        Route("/readyz", functools.partial(_readyz, server)),
-        Route("/metrics", functools.partial(_metrics, server)),
+        Route("/", lambda _: FileResponse(_PAGE)),
+        Route("/metrics", metrics),
         *route("/v1/search", "POST", "v1", _native),
         *route("/v1/pictures", "POST", "pictures", _pictures),
         *route("/v1/kbs", "GET", "kbs", _listing),
     ]
     for adapter in ADAPTERS:
         routes += route(adapter.path, adapter.method, adapter.name, functools.partial(_foreign, adapter))
-    if mcp_app is not None:
-        routes += mcp_app.routes
-    same_site = Middleware(SameSite, hosts=hosts)
-    middleware = [Middleware(TokenCheck, token=token, unguarded=_OPEN) if token else same_site]
-    handlers = {404: _no_such_path, 405: _wrong_method}
-    app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=handlers)
+    routes += [] if mcp_app is None else mcp_app.routes
+    hint = "POST /v1/search, GET /v1/kbs"
+    app = application(routes, lifespan, token=token, hosts=hosts, busy=server.busy, hint=hint)
     app.state.server = server
     return app
 
@@ -231,34 +252,27 @@ _Answer = Callable[[Server, Served, "Request"], Awaitable[Any]]
 
 
 async def _respond(server: Server, endpoint: str, answer: _Answer, request: Request) -> Response:
-    """Runs one request and counts it. Every outcome gives a reply."""
+    """Answers one request and counts it. Raises Refusal, whatever goes wrong."""
     name = request.path_params.get("kb", server.default)
     started = time.perf_counter()
     server.metrics.in_flight.inc()
-    refusal: Refusal | None = None
-    body = b""
+    status, error = 200, ""
     try:
-        body = json_bytes(await answer(server, server.named(name), request))
-    except Refusal as error:
-        refusal = error
-    except asyncio.CancelledError:  # by uvicorn, after its `timeout_graceful_shutdown`
-        refusal = Refusal(503, "shutting_down", "the server is shutting down", {"Retry-After": "1"})
-    except Exception as error:  # a bug in this server, which continues to serve
-        logging.exception("request to %s failed", request.url.path)
-        refusal = Refusal(500, "internal", f"{type(error).__name__}: {error}")
+        with refusing(request):
+            return json_reply(await answer(server, server.named(name), request))
+    except Refusal as refusal:
+        status, error = refusal.status, refusal.kind
+        raise
     finally:
         server.metrics.in_flight.dec()
-    status = refusal.status if refusal else 200
-    seconds = time.perf_counter() - started
-    label = name if name in server.served else ""
-    server.metrics.request(label, endpoint, status, seconds, refusal.kind if refusal else "")
-    return json_reply(refusal.body(), status, refusal.headers) if refusal else raw_reply(body)
+        label = name if name in server.served else ""
+        server.metrics.request(label, endpoint, status, time.perf_counter() - started, error)
 
 
 async def _native(server: Server, served: Served, request: Request) -> dict[str, Any]:
     started = time.perf_counter()
     search = read_request(await read_json(request, server.settings.limits.body_bytes), server.settings.limits)
-    mode, kb, results = await _while_connected(server, request, server.search(served, search))
+    mode, kb, results = await _in_time(server, request, server.search(served, search))
     write = functools.partial(
         reply_json,
         results,
@@ -283,7 +297,7 @@ async def _pictures(server: Server, served: Served, request: Request) -> dict[st
         return [portable_image(image) for image in kb.pictures(pictures_request.ids)]
 
     try:
-        return {"images": await _while_connected(server, request, asyncio.to_thread(read))}
+        return {"images": await _in_time(server, request, asyncio.to_thread(read))}
     except ValueError as error:
         raise invalid(str(error)) from error
 
@@ -300,9 +314,14 @@ async def _foreign(adapter: Adapter, server: Server, served: Served, request: Re
     else:
         body = await read_json(request, server.settings.limits.body_bytes)
     searches = adapter.read(body, server.settings.limits)
+    if PASSAGE not in served.modes:
+        searches = [
+            (dataclasses.replace(search, mode=None) if search.mode == PASSAGE else search, indices)
+            for search, indices in searches
+        ]
 
     async def search_all() -> TimedResults:
-        replies = await asyncio.gather(*(server.search(served, _with_mode(served, search)) for search, _ in searches))
+        replies = await asyncio.gather(*(server.search(served, search) for search, _ in searches))
         by_index = {
             i: result
             for (_, indices), (_, _, results) in zip(searches, replies)
@@ -311,66 +330,83 @@ async def _foreign(adapter: Adapter, server: Server, served: Served, request: Re
         in_order = [by_index[i] for i in range(len(by_index))]
         return TimedResults((passages for passages, _ in in_order), (seconds for _, seconds in in_order))
 
-    return adapter.write(body, await _while_connected(server, request, search_all()))
+    return adapter.write(body, await _in_time(server, request, search_all()))
 
 
-def _with_mode(served: Served, search: SearchRequest) -> SearchRequest:
-    if search.mode == PASSAGE and PASSAGE not in served.modes:
-        return dataclasses.replace(search, mode=None)
-    return search
-
-
-async def _while_connected(server: Server, request: Request, work: Awaitable[Any]) -> Any:
+async def _in_time(server: Server, request: Request, work: Awaitable[Any]) -> Any:
     """The result of `work`. It is cancelled when the client disconnects or the time is up."""
     seconds = server.settings.limits.seconds
-    header = request.headers.get("x-timeout-seconds")
-    if header is not None:
+    if (header := request.headers.get("x-timeout-seconds")) is not None:
         with contextlib.suppress(ValueError):
             seconds = min(seconds, max(float(header), 0.0))
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(disconnected(request))
+    return await while_connected(work, request, seconds)
+
+
+# --- a server by its configuration ---
+
+
+def open_served(config: ServeConfig) -> list[Served]:
+    """Opens all knowledge bases. The same directory under two names is opened once. Raises ValueError like `load_kb`."""
+    from routerl_jax.knowledge.load import has_index, load_kb
+
+    if not config.knowledge_bases:
+        raise ValueError("there is nothing to serve: give --kb=NAME=DIRECTORY, or knowledge_bases in the configuration")
+    sources: dict[str, dict[str, str]] = {}
+    for key, source in config.knowledge_bases.items():
+        name, _, mode = key.partition(":")
+        modes = sources.setdefault(name, {})
+        if (mode := mode or "default") in modes:
+            raise ValueError(f"knowledge base {name!r} has two modes {mode!r}")
+        modes[mode] = source
+    opened: dict[str, KnowledgeBase] = {}
+    for source in dict.fromkeys(path for modes in sources.values() for path in modes.values()):
+        remote = "://" in source
+        opened[source] = load_kb(source, index=config.index if config.index and has_index(source) else None)
+        if config.warm_up and not remote:
+            warm_up(opened[source])
+    return [Served(name, {mode: opened[path] for mode, path in modes.items()}) for name, modes in sources.items()]
+
+
+def warm_up(kb: KnowledgeBase) -> None:
+    """Searches for texts of common lengths. Errors are ignored; clients will see them."""
+    if "text" not in kb.reads:
+        return
+    for words in _WARM_WORDS:
+        try:
+            kb.search([" ".join(["warm"] * words)], 5)
+        except Exception as error:
+            logging.warning("knowledge base %r failed in the warm-up: %s: %s", kb.name, type(error).__name__, error)
+            return
+
+
+def serve(served: Sequence[Served], config: ServeConfig, mcp: Callable[[Server], Starlette] | None = None) -> None:
+    """Serves until SIGTERM or SIGINT. `mcp`: as for `create_app`.
+
+    Raises:
+      ValueError: the port is taken or a package is missing.
+    """
+    app = create_app(served, config, token=read_token(config.token_file), hosts=bound_hosts(config.host), mcp=mcp)
     try:
-        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        if gone.done():
-            raise client_gone()
-        raise Refusal(504, "timeout", f"no result within {seconds:g} s")
+        run_server(app, config, functools.partial(_greeting, served, config))
     finally:
-        task.cancel()
-        gone.cancel()
+        if app.state.server.searching:  # Python would wait for its thread at exit, perhaps forever
+            print("a search that does not end is given up", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
-async def _page(server: Server, request: Request) -> Response:
-    from starlette.responses import HTMLResponse
-
-    return HTMLResponse(await asyncio.to_thread(_PAGE.read_text, "utf-8"))
-
-
-_PAGE = pathlib.Path(__file__).with_name("page.html")
-
-
-async def _healthz(request: Request) -> Response:
-    return json_reply({"status": "alive"})
-
-
-async def _readyz(server: Server, request: Request) -> Response:
-    reason = server.busy()
-    return json_reply({"status": reason or "ready"}, 503 if reason else 200)
-
-
-async def _metrics(server: Server, request: Request) -> Response:
-    from starlette.responses import Response
-
-    return Response(server.metrics.text(), media_type=server.metrics.content_type)
-
-
-async def _no_such_path(request: Request, error: Exception) -> Response:
-    message = f"there is nothing at {request.url.path}; POST /v1/search, GET /v1/kbs"
-    return json_reply(Refusal(404, "unknown_path", message).body(), 404)
-
-
-async def _wrong_method(request: Request, error: Exception) -> Response:
-    headers = dict(getattr(error, "headers", None) or {})
-    message = f"{request.url.path} does not take {request.method}; it takes {headers.get('Allow', 'another method')}"
-    return json_reply(Refusal(405, "wrong_method", message).body(), 405, headers)
+def _greeting(served: Sequence[Served], config: ServeConfig, url: str) -> str:
+    lines = [f"serving at {url} (a page to try it: {url}/)"]
+    for entry in served:
+        description = entry.describe()
+        size = "" if description["size"] is None else f", {description['size']:,} passages"
+        modes = f" (modes {', '.join(entry.modes)})" if len(entry.modes) > 1 else ""
+        lines.append(f"  {entry.name}{modes}{size}    rj.load_kb({f'{url}/{entry.name}'!r})")
+    token = ' -H "Authorization: Bearer $(cat TOKEN_FILE)"' if config.token_file else ""
+    body = """'{"queries": ["Who directed Doctor Strange?"], "k": 3}'"""
+    lines.append(f"  curl{token} -H 'Content-Type: application/json' -d {body} {url}/v1/search")
+    lines.append(
+        "  Search-R1, verl, SkyRL: /retrieve; RouteRAG: POST /search; VRAG: GET /search; R1-Searcher: /queries"
+    )
+    if config.mcp == "http":
+        lines.append(f"  MCP: {url}/mcp")
+    return "\n".join(lines)

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from absl import logging
 
@@ -18,8 +18,6 @@ from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.base import TimedResults, search_together, timed_search
 from routerl_jax.knowledge.cassette import Searchable
 from routerl_jax.services.asgi import Refusal
-
-# --- Dynamic batching: the queries that wait while a knowledge base is busy become its next call. ---
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,14 +36,13 @@ class BatchConfig:
     max_queue: Size = 4096
 
 
-class BatchObserver(Protocol):
-    """Receives reports of a batcher."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchMetrics:
+    """A batcher's metrics of Prometheus: queries of a call of the knowledge base, seconds of a call, queries that wait."""
 
-    def batch(self, queries: int, seconds: float) -> None:
-        """Called after each call of the knowledge base."""
-
-    def queue(self, queries: int) -> None:
-        """Called with the number of waiting queries."""
+    sizes: Any
+    seconds: Any
+    queue: Any
 
 
 @dataclasses.dataclass(eq=False)
@@ -72,14 +69,13 @@ class Batcher:
 
     If the knowledge base is idle, a request is searched at once and alone, unless `max_wait_ms` is set. Requests that arrive
     meanwhile wait in order of arrival and are searched together, up to `max_batch` queries with the same k, because the
-    index may find other results with another k. So every query gets the results that it would get alone. `observer` gets a
-    report of every call.
+    index may find other results with another k. So every query gets the results that it would get alone.
     """
 
     def __init__(
-        self, kb: Searchable, config: BatchConfig | None = None, *, observer: BatchObserver | None = None
+        self, kb: Searchable, config: BatchConfig | None = None, *, metrics: BatchMetrics | None = None
     ) -> None:
-        self.kb, self._config, self._observer = kb, config or BatchConfig(), observer
+        self.kb, self._config, self._metrics = kb, config or BatchConfig(), metrics
         self._requests: collections.deque[_Request] = collections.deque()
         self._arrived = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="search")
@@ -101,7 +97,9 @@ class Batcher:
         if not queries:
             return TimedResults([], [])
         if self.waiting and self.waiting + len(queries) > self._config.max_queue:
-            raise self._full()
+            seconds = min(60, max(1, math.ceil(self.waiting / self._rate))) if self._rate else 1
+            message = f"{self.waiting} queries are waiting, {self._config.max_queue} may; try again in {seconds} s"
+            raise Refusal(503, "overloaded", message, {"Retry-After": str(seconds)})
         future: asyncio.Future[TimedResults] = asyncio.get_running_loop().create_future()
         nothing = [[] for _ in queries]
         seconds, walks = [0.0] * len(queries), [Walk()] * len(queries)
@@ -113,11 +111,6 @@ class Batcher:
         self._start().set()
         self._report_queue()
         return await future
-
-    def _full(self) -> Refusal:
-        seconds = min(60, max(1, math.ceil(self.waiting / self._rate))) if self._rate else 1
-        message = f"{self.waiting} queries are waiting, {self._config.max_queue} may; try again in {seconds} s"
-        return Refusal(503, "overloaded", message, {"Retry-After": str(seconds)})
 
     def _forget(self, request: _Request) -> None:
         """Removes the waiting queries of a request that has ended (its client disconnected, or a part of it failed)."""
@@ -197,7 +190,10 @@ class Batcher:
         ):
             request, start, stop = pieces[number]
             if isinstance(results, Exception):
-                _fail(request, results)
+                if not isinstance(results, ValueError):
+                    logging.warning("a search failed: %s: %s", type(results).__name__, results)
+                if not request.future.done():
+                    request.future.set_exception(results)
                 continue
             request.results[start:stop] = [passages for passages, _, _ in results]
             request.seconds[start:stop] = [seconds for _, seconds, _ in results]
@@ -214,8 +210,9 @@ class Batcher:
         seconds = time.perf_counter() - started
         rate = len(queries) / max(seconds, 1e-6)
         self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
-        if self._observer:
-            self._observer.batch(len(queries), seconds)
+        if self._metrics:
+            self._metrics.sizes.observe(len(queries))
+            self._metrics.seconds.observe(seconds)
         walks = results.walks if isinstance(results, TimedResults) else [Walk()] * len(queries)
         return list(zip(results, times, walks))
 
@@ -235,15 +232,8 @@ class Batcher:
         return results, seconds
 
     def _report_queue(self) -> None:
-        if self._observer:
-            self._observer.queue(self.waiting)
-
-
-def _fail(request: _Request, error: Exception) -> None:
-    if not isinstance(error, ValueError):
-        logging.warning("a search failed: %s: %s", type(error).__name__, error)
-    if not request.future.done():
-        request.future.set_exception(error)
+        if self._metrics:
+            self._metrics.queue.set(self.waiting)
 
 
 # --- Counters of a server, for Prometheus. ---
@@ -291,9 +281,11 @@ class Metrics:
             self._child(self._errors, kb, error).inc()
 
     def of_batches(self, kb: str, mode: str) -> BatchMetrics:
-        """The observer of one batcher."""
+        """Those of one batcher."""
         return BatchMetrics(
-            self._batches.labels(kb, mode), self._searches.labels(kb, mode), self._queue.labels(kb, mode)
+            sizes=self._batches.labels(kb, mode),
+            seconds=self._searches.labels(kb, mode),
+            queue=self._queue.labels(kb, mode),
         )
 
     def text(self) -> bytes:
@@ -306,19 +298,3 @@ class Metrics:
         if key not in self._labelled:
             self._labelled[key] = metric.labels(*labels)
         return self._labelled[key]
-
-
-class BatchMetrics:
-    """Counters for the reports of `batching.Batcher`."""
-
-    def __init__(self, sizes: Any, seconds: Any, queue: Any) -> None:
-        self._sizes, self._seconds, self._queue = sizes, seconds, queue
-
-    def batch(self, queries: int, seconds: float) -> None:
-        """Counts a call of the knowledge base."""
-        self._sizes.observe(queries)
-        self._seconds.observe(seconds)
-
-    def queue(self, queries: int) -> None:
-        """Sets the number of waiting queries."""
-        self._queue.set(queries)

@@ -10,7 +10,8 @@ from routerl_jax.core.packages import needs
 from routerl_jax.core.types import Passage, function_name
 from routerl_jax.extras.kb_server import app as serving
 from routerl_jax.extras.kb_server.app import Served, ServerSettings
-from routerl_jax.knowledge.client.schema import Limits, SearchRequest, passage_json, read_k, read_query
+from routerl_jax.extras.kb_server.requests import Limits, SearchRequest, read_k, read_query
+from routerl_jax.knowledge.client.schema import passage_json
 from routerl_jax.services.asgi import Refusal
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from routerl_jax.agents.agent import SearchTool
-from routerl_jax.agents.live import LiveAgent
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Episode, Example, Passage
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.loop import EngineLoop
 from routerl_jax.extras.policy_server.generator import Admission
+from routerl_jax.extras.policy_server.live import LiveAgent
 from routerl_jax.extras.policy_server.policy import new_head, no_usage, usage
 from routerl_jax.extras.policy_server.protocol import (
     ApiError,
@@ -73,7 +73,7 @@ def warm_up(engine: Engine) -> None:
 
 
 class AnswererModel:
-    """A `policy_server.app.Model`: an agent with its knowledge bases.
+    """A model of the server: an agent with its knowledge bases.
 
     It answers the last message, which must be the user's; it does not see the messages before. The agent has its own limits of
     length, so `max_tokens` changes nothing. Without a `temperature` decoding is greedy.
@@ -97,7 +97,17 @@ class AnswererModel:
     def chat(self, body: Any) -> AnswerReply:
         """The answers to a chat's last question. Raises ApiError."""
         request = read_chat(body, temperature=0.0)
-        _check(request)
+        unusable = {  # by an agent with its own protocol
+            "tools": request.tools,
+            "stop": request.generation.stops,
+            "logprobs": request.generation.logprobs,
+            "return_token_ids": request.generation.token_ids,
+            "continue_final_message": request.continue_final,
+            "chat_template_kwargs": request.template,
+        }
+        if name := next((name for name, value in unusable.items() if value), None):
+            message = f"{name}: this model answers with its own searches, and takes none"
+            raise invalid(message, name, "unsupported_parameter")
         return AnswerReply(
             loop=self._loop,
             admission=self._admission,
@@ -141,25 +151,9 @@ class AnswererModel:
         return Example(id=name, question=question, answers=(), images=tuple(images))
 
 
-def _check(request: ChatRequest) -> None:
-    """Raises ApiError for fields that an agent with its own protocol can't follow."""
-    requested = {
-        "tools": request.tools,
-        "stop": request.generation.stops,
-        "logprobs": request.generation.logprobs,
-        "return_token_ids": request.generation.token_ids,
-        "continue_final_message": request.continue_final,
-        "chat_template_kwargs": request.template,
-    }
-    if name := next((name for name, value in requested.items() if value), None):
-        raise invalid(
-            f"{name}: this model answers with its own searches, and takes none", name, "unsupported_parameter"
-        )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AnswerReply:
-    """A `policy_server.app.Reply`: one attempt at the question for each choice."""
+    """A reply of the server: one attempt at the question for each choice."""
 
     loop: EngineLoop
     admission: Admission

@@ -13,8 +13,8 @@ from typing import Literal
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.engine.loop import EngineLoop
+from routerl_jax.engine.policy import Generated, PromptTooLong, TopLogprobs
 from routerl_jax.engine.stops import STATE_BUCKET
-from routerl_jax.engine.streams import Generated, PromptTooLong, TopLogprobs
 from routerl_jax.extras.policy_server.protocol import ApiError, GenerationSettings, Prompt, invalid
 
 # --- generation ---
@@ -112,8 +112,10 @@ class Generator:
                 unfinished = len(futures)
                 while unfinished:
                     event = await events.get()
+                    if isinstance(event, ApiError):
+                        raise event
                     if isinstance(event, BaseException):
-                        raise _refused(event) from event
+                        raise ApiError(500, "engine_failed", f"{type(event).__name__}: {event}") from event
                     unfinished -= bool(event.finish)
                     yield event
             finally:
@@ -211,12 +213,6 @@ class _Choice:
             finish=finish,
             stop=stop,
         )
-
-
-def _refused(error: BaseException) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    return ApiError(500, "engine_failed", f"{type(error).__name__}: {error}")
 
 
 # --- Incremental detokenization: the text of a turn while it is sampled, in whole characters and without stop strings. ---

@@ -14,7 +14,7 @@ from routerl_jax.agents.tool_calls import FORMS
 from routerl_jax.core.text import replace_surrogates, split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.engine.loop import EngineLoop
-from routerl_jax.engine.streams import TopLogprobs
+from routerl_jax.engine.policy import TopLogprobs
 from routerl_jax.extras.policy_server.generator import Admission, ChoiceDelta, Generator
 from routerl_jax.extras.policy_server.protocol import GenerationSettings, Prompt, Prompts, read_chat, read_text
 
@@ -111,8 +111,8 @@ def no_usage(generation: GenerationSettings) -> dict[str, None]:
 
 
 @dataclasses.dataclass(kw_only=True)
-class ReplyBuilder:
-    """Collects the deltas of a request's choices, and writes them as the protocol's JSON.
+class PolicyReply:
+    """A reply of the server. It collects the deltas of the policy's choices, and writes them as the protocol's JSON.
 
     Attributes:
       chat: the reply is of /v1/chat/completions, else of /v1/completions.
@@ -121,6 +121,8 @@ class ReplyBuilder:
       sent: by number, letters of the tokens' own texts that have been sent (`text_offset`).
     """
 
+    generator: Generator
+    prompts: Sequence[Prompt]
     tokenizer: Tokenizer
     generation: GenerationSettings
     chat: bool
@@ -132,33 +134,50 @@ class ReplyBuilder:
     def __post_init__(self) -> None:
         self.head = new_head("chatcmpl" if self.chat else "cmpl", self.generation.model)
 
-    def take(self, delta: ChoiceDelta) -> None:
-        """Adds a delta to its choice."""
-        before = self.choices.get(delta.index)
-        self.choices[delta.index] = delta if before is None else _joined(before, delta)
+    @property
+    def stream(self) -> bool:
+        """Whether it is wanted in chunks."""
+        return self.generation.stream
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The chunks, as they come."""
+        deltas = self.generator.deltas(self.prompts, self.generation)
+        try:
+            async for delta in deltas:
+                whole, before = delta, self.choices.get(delta.index)
+                if before is not None:
+                    joined = {name: getattr(before, name) + getattr(delta, name) for name in _GROWS}
+                    whole = dataclasses.replace(delta, **joined)
+                self.choices[delta.index] = whole
+                if self.stream and (chunk := self._chunk_of(delta)) is not None:
+                    yield chunk
+        finally:
+            await deltas.aclose()  # type: ignore[attr-defined]
+        if self.stream and self.generation.usage:
+            yield {**self._chunk([]), "usage": self._usage()}
 
     def whole(self) -> dict[str, Any]:
-        """The reply, when all deltas have been taken."""
+        """The reply, after the last chunk."""
         choices = [self._choice(self.choices[index], whole=True) for index in sorted(self.choices)]
         kind = "chat.completion" if self.chat else "text_completion"
-        reply = {**self.head, "object": kind, "choices": choices, "usage": self.usage()}
+        reply = {**self.head, "object": kind, "choices": choices, "usage": self._usage()}
         if self.generation.token_ids and self.chat:
             reply["prompt_token_ids"] = list(self.choices[0].prompt)
         return reply
 
-    def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
-        """The chunks to send for a delta that `take` has got. Where the policy may call functions, a choice is sent when it is
-        over, as its text may turn out to be a call until then."""
+    def _chunk_of(self, delta: ChoiceDelta) -> dict[str, Any] | None:
+        """The chunk to send for a delta that is in its choice; None if there is none. Where the policy may call functions, a
+        choice is sent when it is over, as its text may turn out to be a call until then."""
         first = not delta.tokens and not delta.finish
         if self.tools and not first:
             if not delta.finish:
-                return []
+                return None
             delta = dataclasses.replace(self.choices[delta.index], prompt=())
         visible = (
             delta.text or delta.finish or (delta.tokens and (self.generation.logprobs or self.generation.token_ids))
         )
         if not visible and not (first and (self.chat or self.generation.token_ids)):
-            return []
+            return None
         choice = self._choice(delta, whole=False)
         if self.chat:
             message = choice.pop("message")
@@ -173,13 +192,9 @@ class ReplyBuilder:
         chunk = self._chunk([choice])
         if first and self.chat and self.generation.token_ids:
             chunk["prompt_token_ids"] = list(delta.prompt)
-        return [chunk]
+        return chunk
 
-    def end(self) -> list[dict[str, Any]]:
-        """The chunks to send after the last delta."""
-        return [{**self._chunk([]), "usage": self.usage()}] if self.generation.usage else []
-
-    def usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, int]:
         """Tokens read and written; a prompt counts once, however many choices it has."""
         read = sum(len(choice.prompt) for index, choice in self.choices.items() if index % self.generation.n == 0)
         written = sum(len(choice.tokens) for choice in self.choices.values())
@@ -247,11 +262,6 @@ class ReplyBuilder:
         return table[token] if token < len(table) else b""
 
 
-def _joined(before: ChoiceDelta, delta: ChoiceDelta) -> ChoiceDelta:
-    joined = {name: getattr(before, name) + getattr(delta, name) for name in _GROWS}
-    return dataclasses.replace(delta, **joined)
-
-
 def _shown(token_bytes: bytes) -> str:
     """A token as text; the bytes of one that is a part of a character, as OpenAI writes them."""
     try:
@@ -264,7 +274,7 @@ def _shown(token_bytes: bytes) -> str:
 
 
 class PolicyModel:
-    """A `policy_server.app.Model` over an engine.
+    """A model of the server: an engine.
 
     Args:
       admission: shared by all models of a server.
@@ -300,36 +310,11 @@ class PolicyModel:
     def _reply(
         self, prompts: Sequence[Prompt], generation: GenerationSettings, *, chat: bool, tools: bool = False
     ) -> PolicyReply:
-        builder = ReplyBuilder(tokenizer=self._engine.tokenizer, generation=generation, chat=chat, tools=tools)
-        return PolicyReply(generator=self._generator, prompts=prompts, builder=builder)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PolicyReply:
-    """A `policy_server.app.Reply` with the policy's text."""
-
-    generator: Generator
-    prompts: Sequence[Prompt]
-    builder: ReplyBuilder
-
-    @property
-    def stream(self) -> bool:
-        """Whether it is wanted in chunks."""
-        return self.builder.generation.stream
-
-    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The chunks, as they come."""
-        deltas = self.generator.deltas(self.prompts, self.builder.generation)
-        try:
-            async for delta in deltas:
-                self.builder.take(delta)
-                for chunk in self.builder.chunks(delta) if self.stream else ():
-                    yield chunk
-        finally:
-            await deltas.aclose()  # type: ignore[attr-defined]
-        for chunk in self.builder.end() if self.stream else ():
-            yield chunk
-
-    def whole(self) -> dict[str, Any]:
-        """The reply, after the last chunk."""
-        return self.builder.whole()
+        return PolicyReply(
+            generator=self._generator,
+            prompts=prompts,
+            tokenizer=self._engine.tokenizer,
+            generation=generation,
+            chat=chat,
+            tools=tools,
+        )

@@ -98,9 +98,9 @@ class Fields:
             raise invalid(f"{name}={value!r} must be true or false", name)
         return value
 
-    def string(self, name: str, default: str = "") -> str:
-        """A string."""
-        value = self.take(name, default)
+    def string(self, name: str) -> str:
+        """A string; "" if it is not there."""
+        value = self.take(name, "")
         if not isinstance(value, str):
             raise invalid(f"{name} must be a string, got {type(value).__name__}", name)
         return value
@@ -299,7 +299,9 @@ def _stops(fields: Fields) -> tuple[str, ...]:
 def _tools(fields: Fields) -> list[dict[str, Any]]:
     """The functions that the policy may call. It can't be forced to call one, so a request for that is refused."""
     tools, choice = fields.take("tools", []), fields.take("tool_choice", "auto")
-    if not isinstance(tools, list) or not all(map(_is_function, tools)):
+    if not isinstance(tools, list) or not all(
+        _names_function(tool) and tool.get("type") == "function" for tool in tools
+    ):
         raise invalid('tools must be a list of {"type": "function", "function": {"name": .., ..}}', "tools")
     if choice == "none":
         return []
@@ -312,8 +314,9 @@ def _tools(fields: Fields) -> list[dict[str, Any]]:
     return tools
 
 
-def _is_function(tool: Any) -> bool:
-    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+def _names_function(item: Any) -> bool:
+    """Whether a tool, or a call of one, has a function with a name."""
+    function = item.get("function") if isinstance(item, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
@@ -445,7 +448,7 @@ class Prompts:
 
     def _call(self, call: Any, field: str) -> dict[str, Any]:
         """An earlier call of the policy. Templates take its arguments as an object; requests have them as a string of JSON."""
-        if not (isinstance(call, dict) and _names_function(call)):
+        if not _names_function(call):
             raise invalid(f"{field} must have a function with a name and arguments", field)
         function = call["function"]
         arguments = function.get("arguments") or "{}"
@@ -464,8 +467,3 @@ class Prompts:
 
     def _plain(self, text: str) -> str:
         return self.tokenizer.plain(replace_surrogates(text), self.tags)
-
-
-def _names_function(call: Mapping[str, Any]) -> bool:
-    function = call.get("function")
-    return isinstance(function, dict) and isinstance(function.get("name"), str)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import json
 import math
+import os
 import pathlib
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import orjson
+from absl import logging
 from jaxtyping import Bool, Int
 
-from routerl_jax.extras.viewer.runs import Run
+from routerl_jax.extras.viewer.runs import Run, controls_of
 from routerl_jax.rewards.metrics import exact_match
 
 # --- The summary of an episode record for the index: the numbers to filter by, and the words to search. ---
@@ -173,7 +179,7 @@ _ROW = np.dtype(
         ("datasets", "i4"),  # which set of them
     ]
 )
-_BITS = 63  # knowledge bases that have a bit of their own; further ones share the last
+LAST_BIT = 63  # knowledge bases that have a bit of their own; further ones share the last
 
 K = TypeVar("K", bound=Hashable)
 
@@ -281,7 +287,7 @@ class Index:
 
     def bits(self, names: Iterable[str]) -> np.uint64:
         """The bits of these knowledge bases in the column `kbs`. Names that no episode has searched have none."""
-        numbers = [min(self.kbs.find(name), _BITS) for name in names if self.kbs.find(name) >= 0]
+        numbers = [min(self.kbs.find(name), LAST_BIT) for name in names if self.kbs.find(name) >= 0]
         return np.uint64(sum(1 << number for number in set(numbers)))
 
     def _append(self, location: Location, summary: Summary, answer: str | None) -> None:
@@ -290,7 +296,7 @@ class Index:
             self._rows = np.concatenate([self._rows, np.zeros(row, _ROW)])
         question = self.questions.number((summary.question, summary.text))
         file = self.files.number(str(location.path))
-        numbers = [min(self.kbs.number(name), _BITS) for name in sorted(summary.kbs)]
+        numbers = [min(self.kbs.number(name), LAST_BIT) for name in sorted(summary.kbs)]
         self._rows[row] = (
             True,
             location.run,
@@ -317,20 +323,151 @@ class Index:
         self.search_texts.append(summary.search_text)
         self.answers.append(answer)
         self._lines[(file, location.line)] = row
-        self._retrieved(row, summary.passages)
         self._count += 1
-
-    def _retrieved(self, row: int, passages: Iterable[str]) -> None:
-        for text in dict.fromkeys(passages):
+        for text in dict.fromkeys(summary.passages):
             if self._pair_count == len(self._pairs):
                 self._pairs = np.concatenate([self._pairs, np.zeros_like(self._pairs)])
             self._pairs[self._pair_count] = (self.passages.number(text), row)
             self._pair_count += 1
 
 
-def sets_with(index: Index, name: str) -> Int[np.ndarray, " S"]:
-    """Numbers of the sets of data sets in which a name is."""
-    return np.asarray([number for number, names in enumerate(index.dataset_sets.all) if name in names], int)
+# --- Fills the index from the files of the runs, and follows the files as they grow. ---
+
+
+_BATCH = 256  # records that are added at a time
+_PAUSE = 1.0  # seconds between two looks at the files
+
+
+@dataclasses.dataclass
+class _File:
+    """How far a file was read, in bytes and lines, and its inode and time of change then."""
+
+    inode: int
+    changed: int
+    offset: int = 0
+    lines: int = 0
+
+
+class Follower:
+    """A thread that reads the files of the runs, and looks every second for new records.
+
+    A file that has grown is read from where it ended; an incomplete last line is left for later. A file that was replaced is
+    read again from its beginning. Controls that a run begins meanwhile are added to `runs`.
+
+    Attributes:
+      skipped: for each file, the number of its lines that are no episode records.
+      settled: whether the first look at all files is done.
+    """
+
+    def __init__(self, runs: list[Run], index: Index) -> None:
+        self._runs, self._index = runs, index
+        self._files: dict[pathlib.Path, _File] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="viewer index", daemon=True)
+        self.skipped: dict[str, int] = {}
+        self.settled = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread, after the batch that it is at."""
+        self._ended.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """One look at all files of all runs."""
+        seen: set[pathlib.Path] = set()
+        known_paths = {run.path for run in self._runs}
+        self._runs += [new for run in list(self._runs) for new in controls_of(run) if new.path not in known_paths]
+        for number, run in enumerate(self._runs):
+            for path, source in run.record_files():
+                if self._ended.is_set():
+                    return
+                seen.add(path)
+                try:
+                    self._read(number, run, path, source)
+                except OSError as error:  # it may be back at the next look
+                    logging.warning("%s: %s", path, error)
+        for path in self._files.keys() - seen:
+            del self._files[path]
+            self._index.forget(path)
+        self.settled = True
+
+    def _follow(self) -> None:
+        while not self._ended.is_set():
+            try:
+                self.look()
+            except Exception:  # the page goes on with the current index
+                logging.exception("the index could not be brought up to date; next try in %g s", _PAUSE)
+            self._ended.wait(_PAUSE)
+
+    def _read(self, number: int, run: Run, path: pathlib.Path, source: str) -> None:
+        status = os.stat(path)
+        progress = self._files.get(path)
+        if progress is not None and (progress.inode != status.st_ino or status.st_size < progress.offset):
+            self._index.forget(path)
+            progress = None
+        if progress is None:
+            progress = self._files[path] = _File(status.st_ino, 0)
+            self.skipped.pop(str(path), None)
+        if progress.changed == status.st_mtime_ns and progress.offset == status.st_size:
+            return
+        progress.changed = status.st_mtime_ns
+        batch: list[tuple[Location, Summary, str | None]] = []
+        with path.open("rb") as file:
+            for line, offset, content in _whole_lines(file, progress):
+                record = _record(content)
+                try:
+                    summary = summarise(record, run.normalizer)
+                    location = Location(number, source, path, line, offset, len(content))
+                    batch.append((location, summary, record["prediction"]))
+                except (KeyError, TypeError, AttributeError, ValueError):
+                    self.skipped[str(path)] = self.skipped.get(str(path), 0) + 1
+                if len(batch) == _BATCH:
+                    self._index.add(batch)
+                    batch = []
+                    if self._ended.is_set():
+                        return
+                    time.sleep(0)  # let requests in
+        if batch:
+            self._index.add(batch)
+
+
+def _whole_lines(file: Any, progress: _File) -> Iterator[tuple[int, int, bytes]]:
+    """(number from 0, first byte, content) of each line from where the file was read to. Advances `progress`."""
+    file.seek(progress.offset)
+    for content in file:
+        if not content.endswith(b"\n"):
+            return
+        line, offset = progress.lines, progress.offset
+        progress.lines, progress.offset = line + 1, offset + len(content)
+        if content.strip():
+            yield line, offset, content
+
+
+def _record(content: bytes) -> Any:
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:  # it knows no NaN, which the numbers of a run that goes wrong may be
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(content)
+        return None
+
+
+def read_record(location: Location) -> dict[str, Any]:
+    """The record at a location. Raises ValueError if it is no longer there."""
+    try:
+        with location.path.open("rb") as file:
+            file.seek(location.offset)
+            record = _record(file.read(location.size))
+    except OSError as error:
+        raise ValueError(f"{location.path}: can't be read ({error.strerror}); reload the page") from error
+    if not isinstance(record, dict):
+        raise ValueError(
+            f"{location.path}, line {location.line + 1}: the record has changed meanwhile; reload the page"
+        )
+    return record
 
 
 # --- The filter of episodes: as the page's address has it, and the rows of the index that pass it. ---
@@ -386,11 +523,17 @@ def read_filter(pairs: Sequence[tuple[str, str]]) -> Filter:
         if name in _MANY:
             multiple.setdefault(name, []).append(value)
         elif name in ("offset", "limit"):
-            single[name] = _whole_number(name, value)
+            single[name] = whole_number(name, value)
         elif name in _ONE:
             single[name] = value
         elif column in RANGES and end in ("min", "max"):
-            bounds.setdefault(column, [-math.inf, math.inf])[end == "max"] = _bound(name, value)
+            try:
+                bound = float(value)
+            except ValueError:
+                bound = math.nan
+            if math.isnan(bound):
+                raise ValueError(f"{name}={value!r} is no number")
+            bounds.setdefault(column, [-math.inf, math.inf])[end == "max"] = bound
         else:
             ends = [f"{column}_{end}" for column in RANGES for end in ("min", "max")]
             raise ValueError(f"there is no filter {name!r}; there are: {', '.join((*_MANY, *_ONE, *ends))}")
@@ -404,17 +547,8 @@ def read_filter(pairs: Sequence[tuple[str, str]]) -> Filter:
     return Filter(**{name: tuple(values) for name, values in multiple.items()}, ranges=ranges, **single)
 
 
-def _bound(name: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if math.isnan(number):
-        raise ValueError(f"{name}={value!r} is no number")
-    return number
-
-
-def _whole_number(name: str, value: str) -> int:
+def whole_number(name: str, value: str) -> int:
+    """A parameter's value. Raises ValueError that names it."""
     if not value.isdecimal():
         raise ValueError(f"{name}={value!r} must be a whole number from 0 on")
     return int(value)
@@ -437,7 +571,7 @@ def masks(index: Index, rows: np.ndarray, chosen: Filter) -> dict[str, Bool[np.n
         failed = (rows["failures"] & np.uint16(bits)) != 0
         result["failure"] = failed | (rows["failures"] == 0) if "none" in chosen.failure else failed
     if chosen.dataset:
-        numbers = np.concatenate([sets_with(index, name) for name in chosen.dataset])
+        numbers = [number for number, names in enumerate(index.dataset_sets.all) if names & set(chosen.dataset)]
         result["dataset"] = np.isin(rows["datasets"], numbers)
     if chosen.correct:
         result["correct"] = np.isin(rows["correct"], [_CORRECT[name] for name in chosen.correct])

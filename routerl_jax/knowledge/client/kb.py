@@ -26,7 +26,45 @@ from routerl_jax.services.cache import Cache
 from routerl_jax.services.limits import RateLimiter
 
 
-class HttpKB(KnowledgeBase):
+class _RemoteKB(KnowledgeBase):
+    """What both clients share: connections, and counts of queries to the server.
+
+    Args:
+      urls: of one server or of several equal ones.
+      stages: stages with a cache, to be counted.
+      settings: further settings of `Transport`.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        token: str | None,
+        timeouts: Timeouts | None,
+        retries: Retries | None,
+        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
+        stages: tuple[str, ...] = (),
+        **settings: Any,
+    ) -> None:
+        self._timeouts = timeouts or Timeouts()
+        self._counts = StageCounts(*stages, uncached=("server",))
+        settings |= {
+            "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
+            "timeouts": self._timeouts,
+            "retries": retries or Retries(),
+            "breaker": breaker,
+        }
+        self._connection = Connection(urls, settings)
+
+    def stage_counts(self) -> Counts:
+        """Counts of queries to the server, and to the cache, if there is one; equal queries of a call count once."""
+        return self._counts()
+
+    def close(self) -> None:
+        """Closes the connections. The next search opens new ones."""
+        self._connection.close()
+
+
+class HttpKB(_RemoteKB):
     """A served knowledge base. Safe to use from several threads.
 
     The time of a query is the server's measurement, which is also cached. If the server gives none, the time of the request is
@@ -73,34 +111,18 @@ class HttpKB(KnowledgeBase):
         self._bases = [base for base, _ in addresses]
         self._mode: str | None = modes.pop()
         self._batch, self._concurrency = batch, concurrency
-        self._timeouts = timeouts or Timeouts()
         self._cache, self._ttl, self._limiter = cache, ttl, limiter
-        self._counts = StageCounts(*(() if cache is None else ("cache",)), uncached=("server",))
-        settings: dict[str, Any] = {
-            "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
-            "timeouts": self._timeouts,
-            "retries": retries or Retries(),
-            "hedge": hedge,
-            "connections": max(concurrency * 4, 16),
-            "breaker": breaker,
-        }
+        stages = () if cache is None else ("cache",)
+        connections = max(concurrency * 4, 16)
+        super().__init__(self._bases, token, timeouts, retries, breaker, stages, hedge=hedge, connections=connections)
         self._documents = Documents(self._bases[0], self._counts, lambda fields, rank: passage_of(fields))
         self._pictured = True  # whether searches fetch pictures
-        self._connection = Connection(self._bases, settings)
         self._describe(shared_loop().run(self._connection.request("GET", "/v1/kbs")))
 
     def __len__(self) -> int:
         if self._size is None:
             raise TypeError(f"{self._bases[0]}: nobody knows how many passages it has")
         return self._size
-
-    def stage_counts(self) -> Counts:
-        """Counts of queries to the cache, if there is one, and to the server; equal queries of a call count once."""
-        return self._counts()
-
-    def close(self) -> None:
-        """Closes the connections. The next search opens new ones."""
-        self._connection.close()
 
     def _describe(self, description: Any) -> None:
         if isinstance(description, dict) and "kbs" in description:  # a server's URL: use its first knowledge base
@@ -164,7 +186,8 @@ class HttpKB(KnowledgeBase):
         return list(zip(ids, images))
 
     def _search(self, queries: list[Query], k: int) -> TimedResults:
-        keys = [self._key(query, k) for query in queries]
+        listing = () if self._pictured else ("listing",)
+        keys = [self._digest(k, query_key(query), *listing) for query in queries]
         distinct = dict(zip(keys, queries))
         results = self._cached(list(distinct))
         missing = [key for key in distinct if key not in results]
@@ -179,14 +202,15 @@ class HttpKB(KnowledgeBase):
                 raise
             results |= dict(zip(missing, fresh))
             if self._cache is not None:
-                packed = {key: _pack(*result) for key, result in zip(missing, fresh)}
+                packed = {}
+                for key, (passages, seconds, walk) in zip(missing, fresh):
+                    rows = [passage_json(passage) for passage in passages]
+                    entry = {"passages": rows, "seconds": seconds, "walk": walk._asdict()}
+                    packed[key] = json.dumps(entry).encode()
                 self._cache.set_many(packed, self._ttl)
         entries = [results[key] for key in keys]
-        passages = (list(passages) for passages, _, _ in entries)
-        return TimedResults(passages, (seconds for _, seconds, _ in entries), (walk for _, _, walk in entries))
-
-    def _key(self, query: Query, k: int) -> str:
-        return self._digest(k, query_key(query), *(() if self._pictured else ("listing",)))
+        copies = (list(passages) for passages, _, _ in entries)
+        return TimedResults(copies, (seconds for _, seconds, _ in entries), (walk for _, _, walk in entries))
 
     def _digest(self, *about: Any) -> str:
         parts = json.dumps([self._bases[0], self._size, self._mode, *about])
@@ -208,27 +232,17 @@ class HttpKB(KnowledgeBase):
     def _ask(self, queries: list[Query], k: int) -> list[_QueryResult]:
         chunks = [queries[start : start + self._batch] for start in range(0, len(queries), self._batch)]
         for chunk in chunks:
-            self._permit(len(chunk))
-        bodies = [("/v1/search", self._body(chunk, k)) for chunk in chunks]
+            seconds, n = seconds_left(self._timeouts.total), len(chunk)
+            if self._limiter is not None and not self._limiter.acquire(f"kb:{self.name}", n, timeout=seconds):
+                raise Unavailable(f"{self.name}: no permit for {n} queries within {seconds:.3g} s (rate limit)")
+        beside = ({} if self._pictured else {"images": False}) | ({} if self._mode is None else {"mode": self._mode})
+        bodies = [("/v1/search", {"queries": list(map(_query_json, chunk)), "k": k, **beside}) for chunk in chunks]
         replies = shared_loop().run(gather_bounded(self._send, bodies, self._concurrency))
         return [
             result
             for chunk, (reply, seconds) in zip(chunks, replies)
             for result in self._results(reply, len(chunk), k, seconds / len(chunk))
         ]
-
-    def _permit(self, n: int) -> None:
-        if self._limiter is None:
-            return
-        seconds = seconds_left(self._timeouts.total)
-        if not self._limiter.acquire(f"kb:{self.name}", n, timeout=seconds):
-            raise Unavailable(f"{self.name}: no permit for {n} queries within {seconds:.3g} s (rate limit)")
-
-    def _body(self, queries: list[Query], k: int) -> dict[str, Any]:
-        body: dict[str, Any] = {"queries": [_query_json(query) for query in queries], "k": k}
-        if not self._pictured:
-            body["images"] = False
-        return body if self._mode is None else {**body, "mode": self._mode}
 
     async def _send(self, request: tuple[str, dict[str, Any]]) -> tuple[Any, float]:
         """The reply to a request (path, body), and its seconds."""
@@ -276,15 +290,10 @@ def _query_json(query: Query) -> Any:
     return body | {key: value for key, value in beside.items() if value}
 
 
-def _pack(passages: Sequence[Passage], seconds: float, walk: Walk) -> bytes:
-    rows = [passage_json(passage) for passage in passages]
-    return json.dumps({"passages": rows, "seconds": seconds, "walk": walk._asdict()}).encode()
-
-
 _PATH = "/retrieve"
 
 
-class RetrieveKB(KnowledgeBase):
+class RetrieveKB(_RemoteKB):
     """Passages behind `POST /retrieve {queries, topk, return_scores}`. Safe to use from several threads.
 
     Args:
@@ -292,7 +301,6 @@ class RetrieveKB(KnowledgeBase):
       token: default: ROUTERL_KB_TOKEN in the environment.
       timeouts, retries: time limits, and attempts per request.
       batch: queries per request; longer lists are sent in several requests, `concurrency` at a time.
-      breaker: makes the circuit breaker of a server.
 
     Raises:
       ValueError: a URL has another form.
@@ -308,7 +316,6 @@ class RetrieveKB(KnowledgeBase):
         retries: Retries | None = None,
         batch: int = 256,
         concurrency: int = 4,
-        breaker: Callable[[], CircuitBreaker] = CircuitBreaker,
     ) -> None:
         addresses = [urls] if isinstance(urls, str) else list(urls)
         for url in addresses:
@@ -318,33 +325,27 @@ class RetrieveKB(KnowledgeBase):
             raise ValueError(f"RetrieveKB needs a URL, batch={batch} and concurrency={concurrency} of at least 1")
         self.name = addresses[0]
         self._batch, self._concurrency = batch, concurrency
-        settings: dict[str, Any] = {
-            "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
-            "timeouts": timeouts or Timeouts(),
-            "retries": retries or Retries(),
-            "breaker": breaker,
-        }
-        self._connection = Connection(addresses, settings)
-        self._counts = StageCounts(uncached=("server",))
-        self._documents = Documents(self.name, self._counts, _passage)
+        super().__init__(addresses, token, timeouts, retries)
+        self._documents = Documents(self.name, self._counts, lambda item, rank: document_passage(item))
 
     def __len__(self) -> int:
         raise TypeError(f"{self.name}: the protocol does not tell how many passages there are")
-
-    def stage_counts(self) -> Counts:
-        """Counts of queries to the server."""
-        return self._counts()
-
-    def close(self) -> None:
-        """Closes the connections. The next search opens new ones."""
-        self._connection.close()
 
     def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
         parts = [queries[i : i + self._batch] for i in range(0, len(queries), self._batch)]
 
         async def ask(queries: list[str]) -> list[list[Passage]]:
             body = {"queries": queries, "topk": k, "return_scores": True}
-            return self._read(await self._connection.request("POST", "", body), len(queries), k)
+            reply = await self._connection.request("POST", "", body)
+            try:
+                results = self._documents(reply["result"], k)
+            except (KeyError, TypeError, ValueError) as error:
+                raise Unavailable(
+                    f"{self.name}: a reply in another form than Search-R1's protocol ({error!r})"
+                ) from error
+            if len(results) != len(queries):
+                raise Unavailable(f"{self.name}: {len(results)} results for {len(queries)} queries")
+            return results
 
         self._counts.add("server", asked=len(queries))
         try:
@@ -353,16 +354,3 @@ class RetrieveKB(KnowledgeBase):
             self._counts.add("server", failures=len(queries))
             raise
         return [passages for reply in replies for passages in reply]
-
-    def _read(self, reply: Any, count: int, k: int) -> list[list[Passage]]:
-        try:
-            results = self._documents(reply["result"], k)
-        except (KeyError, TypeError, ValueError) as error:
-            raise Unavailable(f"{self.name}: a reply in another form than Search-R1's protocol ({error!r})") from error
-        if len(results) != count:
-            raise Unavailable(f"{self.name}: {len(results)} results for {count} queries")
-        return results
-
-
-def _passage(item: Any, rank: int = 0) -> Passage:
-    return document_passage(item)

@@ -217,12 +217,14 @@ class Transport:
         deadline = started + seconds_left(self._timeouts.total)
         content = None if body is None else json.dumps(body, ensure_ascii=False).encode("utf-8", "replace")
         last: Exception | None = None
+        names = " or ".join(replica.url for replica in self.replicas)
         for attempt in range(self._retries.attempts):
             replica = self._pick()
             if replica is None:
                 wait = min(candidate.breaker.wait for candidate in self.replicas)
                 if attempt == 0 or time.monotonic() + wait >= deadline:
-                    raise Unavailable(self._refusal(wait, last))
+                    reason = f"; the last error: {last}" if last else ""
+                    raise Unavailable(f"{names}: failed too often, not asked again for {wait:.1f} s{reason}")
                 await asyncio.sleep(max(wait, 0.05))
                 continue
             try:
@@ -236,9 +238,7 @@ class Transport:
                 break
             await asyncio.sleep(pause)
         seconds = time.monotonic() - started
-        raise Unavailable(
-            f"{self._urls()}{path}: no answer after {attempt + 1} attempts in {seconds:.1f} s; the last: {last}"
-        )
+        raise Unavailable(f"{names}{path}: no answer after {attempt + 1} attempts in {seconds:.1f} s; the last: {last}")
 
     async def close(self) -> None:
         """Closes all connections."""
@@ -261,11 +261,12 @@ class Transport:
         return rest + self._retries.pause(failures, self._rng)
 
     async def _attempt(self, replica: Replica, method: str, path: str, content: bytes | None, deadline: float) -> Any:
+        if not self._hedge or len(self._latencies) < _SAMPLES:
+            return await self._send(replica, method, path, content, deadline)
         first = asyncio.ensure_future(self._send(replica, method, path, content, deadline))
-        patience = self._patience()
-        if patience is None:
-            return await _or_cancel(first)
         try:
+            # the 95th percentile of recent latencies
+            patience = sorted(self._latencies)[int(0.95 * (len(self._latencies) - 1))]
             done, _ = await asyncio.wait({first}, timeout=patience)
             other = None if done else self._pick(but=replica) or self._pick()
             if other is None:
@@ -275,13 +276,6 @@ class Transport:
             return await _first_success(first, second)
         finally:
             first.cancel()
-
-    def _patience(self) -> float | None:
-        """Seconds before a request is hedged: the 95th percentile of recent latencies; None without hedging."""
-        if not self._hedge or len(self._latencies) < _SAMPLES:
-            return None
-        ordered = sorted(self._latencies)
-        return ordered[int(0.95 * (len(ordered) - 1))]
 
     async def _send(self, replica: Replica, method: str, path: str, content: bytes | None, deadline: float) -> Any:
         """Sends one request to one replica, and reports the outcome to its circuit breaker."""
@@ -335,13 +329,6 @@ class Transport:
                     return _read(reply, body, target.rstrip("/").removesuffix(path) if path else target)
             url = target
         raise AssertionError("unreachable")
-
-    def _refusal(self, wait: float, last: Exception | None) -> str:
-        reason = f"; the last error: {last}" if last else ""
-        return f"{self._urls()}: failed too often, not asked again for {wait:.1f} s{reason}"
-
-    def _urls(self) -> str:
-        return " or ".join(replica.url for replica in self.replicas)
 
 
 class Connection:
@@ -399,13 +386,6 @@ def _read(reply: httpx2.Response, body: bytes, target: str) -> Any:
     if status in (401, 403):
         message += " (the token: ROUTERL_KB_TOKEN in the environment, or token=..)"
     raise RequestRefused(message)
-
-
-async def _or_cancel(task: asyncio.Task[Any]) -> Any:
-    try:
-        return await task
-    finally:
-        task.cancel()
 
 
 async def _first_success(*tasks: asyncio.Task[Any]) -> Any:

@@ -24,7 +24,7 @@ from PIL import Image
 from routerl_jax.core.packages import needs
 from routerl_jax.core.rows import open_bytes, plain_name, plain_suffix
 from routerl_jax.core.text import replace_surrogates
-from routerl_jax.data.page_ids import page_id
+from routerl_jax.data.gold_paths import page_id
 from routerl_jax.models.images import check_aspect, decode_image
 
 _META = re.compile(rb"""<meta[^>]{0,200}?charset\s*=\s*["']?\s*([a-zA-Z0-9_:.\-]{2,40})""", re.IGNORECASE)
@@ -187,22 +187,21 @@ class Reader:
     def picture(self, page: Page) -> Image.Image:
         """The page as a picture, RGB. Raises ValueError that names file and page if it is damaged, or if no model can read a
         picture of its shape."""
-        name = f"{page.path}, page {page.number}"
-        picture = self._picture(page, name)
-        check_aspect(*picture.size, name)
+        name, suffix = f"{page.path}, page {page.number}", page.path.suffix.lower()
+        if suffix == ".pdf":
+            picture = self._pdf(page, name, self._render)
+        elif suffix not in _SCANS:
+            picture = decode_image(page.path)
+        else:
+            try:
+                with Image.open(page.path) as scan:
+                    scan.seek(page.number - 1)
+                    picture = decode_image(scan.copy(), name=name)
+            except (OSError, EOFError, SyntaxError) as error:
+                raise ValueError(f"{name}: damaged or incomplete ({error}); repair or remove it") from error
+        width, height = picture.size
+        check_aspect(width, height, name)
         return picture
-
-    def _picture(self, page: Page, name: str) -> Image.Image:
-        if page.path.suffix.lower() == ".pdf":
-            return self._pdf(page, name, self._render)
-        if page.path.suffix.lower() not in _SCANS:
-            return decode_image(page.path)
-        try:
-            with Image.open(page.path) as scan:
-                scan.seek(page.number - 1)
-                return decode_image(scan.copy(), name=name)
-        except (OSError, EOFError, SyntaxError) as error:
-            raise ValueError(f"{name}: damaged or incomplete ({error}); repair or remove it") from error
 
     def text(self, page: Page) -> str:
         """The text of a page in the file itself (a PDF's text layer); "" if there is none."""
@@ -229,7 +228,8 @@ class Reader:
     def _document(self, path: pathlib.Path) -> Any:
         if self._open is not None and self._open[0] == path:
             return self._open[1]
-        pdfium = _pdfium()
+        with needs("reading PDFs", "pages"):
+            import pypdfium2 as pdfium
         try:
             document = pdfium.PdfDocument(path)
         except (pdfium.PdfiumError, OSError) as error:
@@ -240,12 +240,6 @@ class Reader:
             self._open[1].close()
         self._open = path, document
         return document
-
-
-def _pdfium() -> Any:
-    with needs("reading PDFs", "pages"):
-        import pypdfium2
-    return pypdfium2
 
 
 _KINDS = {

@@ -34,6 +34,8 @@ _CHUNK = 64  # pages that a worker gets at a time
 _LISTS = ("List of ", "Lists of ", "Index of ", "Outline of ")
 _NO_TEXT = ("ref", "table", "gallery", "math", "chem", "score", "timeline", "syntaxhighlight", "imagemap", "references")
 _NO_LINK = re.compile(r"\s*(file|image|category|datei|media)\s*:", re.IGNORECASE)
+_DISAMBIGUATION = re.compile(r"\{\{\s*(disambig|hndis|geodis)", re.IGNORECASE)
+_PARSERS = ("mwxml", "mwtypes", "xml", "pyexpat", "mwcli", "jsonable")  # packages whose errors tell of a damaged dump
 _LEFT = re.compile(r"\[\[|\]\]|\{\{|\}\}|__[A-Z]+__|'{2,}")
 _END = re.compile(r"\n==\s*(See also|References|External links|Further reading|Notes|Bibliography|Sources)\s*==")
 
@@ -63,13 +65,12 @@ def read_dump(path: pathlib.Path, *, workers: int = 0) -> Iterator[tuple[RowLoca
     workers = workers or (os.cpu_count() or 1 if path.stat().st_size >= _ALONE_BELOW else 1)
     sources = _sources(path)
     if workers == 1:
-        cleaned = ((location, _clean(source)) for location, source in sources)
-        yield from ((location, page) for location, page in cleaned if page.text)
+        yield from ((location, page) for location, page in map(_clean, sources) if page.text)
         return
     ahead = _Ahead(sources, 4 * workers * _CHUNK)
     # spawn: this process may hold devices and threads, which a fork would copy
     with multiprocessing.get_context("spawn").Pool(workers) as pool, contextlib.closing(ahead):
-        for location, page in pool.imap(_clean_located, ahead, chunksize=_CHUNK):
+        for location, page in pool.imap(_clean, ahead, chunksize=_CHUNK):
             ahead.consumed()
             if page.text:
                 yield location, page
@@ -119,15 +120,12 @@ def _remove(code: Any, node: Any) -> None:
         code.remove(node)
 
 
-def _clean(source: Page) -> Page:
+def _clean(item: tuple[RowLocation, Page]) -> tuple[RowLocation, Page]:
+    location, source = item
     try:
-        return source._replace(text=plain_text(source.text))
+        return location, source._replace(text=plain_text(source.text))
     except RecursionError:  # thousands of nested braces, from vandalism
-        return source._replace(text="")
-
-
-def _clean_located(item: tuple[RowLocation, Page]) -> tuple[RowLocation, Page]:
-    return item[0], _clean(item[1])
+        return location, source._replace(text="")
 
 
 def _sources(path: pathlib.Path) -> Iterator[tuple[RowLocation, Page]]:
@@ -141,26 +139,17 @@ def _sources(path: pathlib.Path) -> Iterator[tuple[RowLocation, Page]]:
                 if page.namespace or page.redirect or page.title.startswith(_LISTS):
                     continue
                 markup = next((revision.text for revision in page if revision.text), None)
-                if markup and not _is_disambiguation(page.title, markup):
+                if markup and not page.title.endswith("(disambiguation)") and not _DISAMBIGUATION.search(markup):
                     yield location, Page(str(page.id), page.title, markup)
         except (OSError, EOFError):
             raise
         except Exception as error:  # mwxml's, and those of the XML parser under it, have no common class
-            if isinstance(error, GeneratorExit | ValueError) and not _is_parse_error(error):
+            package = type(error).__module__.partition(".")[0]
+            if isinstance(error, GeneratorExit | ValueError) and package not in _PARSERS:
                 raise
             raise location.error(
                 f"not a MediaWiki XML dump, or a damaged one ({error or type(error).__name__})"
             ) from error
-
-
-def _is_parse_error(error: BaseException) -> bool:
-    return type(error).__module__.partition(".")[0] in {"mwxml", "mwtypes", "xml", "pyexpat", "mwcli", "jsonable"}
-
-
-def _is_disambiguation(title: str, markup: str) -> bool:
-    return title.endswith("(disambiguation)") or bool(
-        re.search(r"\{\{\s*(disambig|hndis|geodis)", markup, re.IGNORECASE)
-    )
 
 
 def _libraries() -> tuple[Any, Any]:
@@ -197,7 +186,10 @@ def linked_passages(path: pathlib.Path) -> Iterator[tuple[RowLocation, Passage]]
     if not content or not all(key.startswith(_WIKI) and isinstance(text, str) for key, text in content.items()):
         return None
     return (
-        (RowLocation(path, "item", number), Passage(id=link, title=_title(link), text=text))
+        (
+            RowLocation(path, "item", number),
+            Passage(id=link, title=urllib.parse.unquote(link.removeprefix(_WIKI)).replace("_", " "), text=text),
+        )
         for number, (link, text) in enumerate(content.items(), 1)
     )
 
@@ -234,7 +226,3 @@ def _texts(cells: Any, location: RowLocation, part: str) -> list[Any]:
     if not isinstance(cells, list):
         raise location.error(f"{part} holds {type(cells).__name__}, expected a list of cells")
     return [cell[0] if isinstance(cell, list) and len(cell) == _LINKS else cell for cell in cells]
-
-
-def _title(link: str) -> str:
-    return urllib.parse.unquote(link.removeprefix(_WIKI)).replace("_", " ")

@@ -31,6 +31,7 @@ from routerl_jax.core.files import atomic_file, read_json
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import checked_path, read_rows
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.build import Vectoriser, encoder_again
 from routerl_jax.knowledge.builds import (
     VERSIONS,
     Builder,
@@ -38,23 +39,17 @@ from routerl_jax.knowledge.builds import (
     Clock,
     EncoderSettings,
     Source,
-    batch_size,
     check_vectors,
     check_width,
     corpus_source,
     digest_of,
-    embedding_of,
     is_built,
     passages_source,
     report,
     stamp,
 )
-from routerl_jax.knowledge.corpus import (
-    corpus_files,
-    file_sha256,
-    read_corpus,
-)
-from routerl_jax.knowledge.encoders import TextEncoder, encoder_digest, resolved_encoder, shared_encoder
+from routerl_jax.knowledge.corpus import corpus_files, file_sha256, passage_text, read_corpus
+from routerl_jax.knowledge.encoders import TextEncoder, resolved_encoder, shared_encoder
 from routerl_jax.knowledge.graph.graph import MOST, Graph, Phrases, make_graph, phrases_of, synonyms
 from routerl_jax.knowledge.graph.hipporag import PASSAGES, HippoRAGDirectory
 from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS, WalkSettings
@@ -62,9 +57,8 @@ from routerl_jax.knowledge.graph.triples import (
     Extraction,
     ModelExtractor,
     PrecomputedTriples,
-    RuleExtractor,
     Triple,
-    passage_text,
+    rule_extraction,
     to_row,
 )
 from routerl_jax.knowledge.index import INDEXES, VectorSource, backend_of
@@ -198,8 +192,8 @@ def _build(
         INDEXES.get(backend_of(config.synonyms.index)).require()
     if config.extractor == "llm" and llm is None:
         llm = chat_model(config.llm)
-    clock, model = Clock(), encoder or shared_encoder(config.encoder)
-    embedding = embedding_of(config, model)
+    clock, vectors = Clock(), Vectoriser(config, encoder or shared_encoder(config.encoder))
+    embedding = vectors.manifest
     triples_digest = file_sha256(checked_path(config.triples)) if config.triples else ""
     extractor: list[Any] = [config.extractor]
     if llm is not None and config.extractor == "llm":
@@ -209,7 +203,7 @@ def _build(
     with StoreWriter(directory, digest_of(parts), overwrite=config.overwrite) as writer:
         if not is_built(writer, config, source, embedding):
             writer.commit(
-                write_graph(config, writer, source, model, clock, llm=llm, earlier=earlier, progress=progress)
+                write_graph(config, writer, source, vectors, clock, llm=llm, earlier=earlier, progress=progress)
             )
     store = Store(writer.directory)
     graph, stats = Graph.load(store.index_directory), read_json(store.directory / _STATS, store.hint)
@@ -258,7 +252,7 @@ def write_graph(
     config: GraphConfig,
     writer: StoreWriter,
     source: Source,
-    encoder: TextEncoder,
+    vectors: Vectoriser,
     clock: Clock,
     *,
     llm: ChatModel | None = None,
@@ -270,40 +264,57 @@ def write_graph(
     Args:
       earlier: earlier results that need not be extracted and embedded again.
     """
-    texts = _Vectors(config, encoder, earlier.vectors if earlier else None, progress)
     count = source.write(writer, progress)
     clock.lap("read")
-    stored = StoredPassages(writer.scratch, memory_limit=0, hint="")
+    stored = StoredPassages(writer.scratch)
     extracted = writer.once("triples", lambda: _extract(config, writer, stored, llm, earlier, progress))
     phrases = phrases_of(_read_triples(writer.scratch / TRIPLES))
     clock.lap("extract")
-    dim = texts.width()
+    dim = vectors.width()
     released = earlier.vectors if earlier and isinstance(earlier.vectors, HippoRAGDirectory) else None
     if released is not None:
         check_width(released.directory, released.width, dim)
-    texts.fill(writer, dim, PASSAGES, passage_text)
+
+    def embed_part(target: StoreWriter | Part, name: str, text: Callable[[Passage], str]) -> None:
+        """Embeds the missing vectors of a part, or takes them from the earlier build."""
+        shards = target.embeddings(dim, config.shard_size)
+        with shards.bar(f"embedding {name}", "text", progress) as bar:
+
+            def embed(passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
+                texts = [text(passage) for passage in passages]
+                found = earlier.vectors.of(texts, vectors.embed, name) if earlier else vectors.embed(texts)
+                bar.update(len(texts))
+                return found
+
+            shards.write(embed)
+
+    embed_part(writer, PASSAGES, passage_text)
     if released is not None:
-        vectors = StoredArray(writer.scratch / EMBEDDINGS, memory_limit=0, hint="")
-        check_vectors(released.directory, vectors, stored, lambda sample: texts.embed(list(map(passage_text, sample))))
+        check_vectors(released.directory, StoredArray(writer.scratch / EMBEDDINGS), stored, vectors)
     for part, lines in ((ENTITIES, phrases.entities), (FACTS, ["\t".join(fact) for fact in phrases.facts])):
         if lines:
             target = writer.part(part)
             target.passages(Passage(id=str(row), title="", text=line) for row, line in enumerate(lines))
-            texts.fill(target, dim, part, lambda line: line.text.replace("\t", " "))
+            embed_part(target, part, _line_text)
     clock.lap("embed")
-    stats = writer.once("graph", lambda: _make_graph(config, writer, phrases, count, texts.progress))
+    stats = writer.once("graph", lambda: _make_graph(config, writer, phrases, count, progress))
     clock.lap("graph")
     walk = dataclasses.asdict(config.walk)
-    fact_prefix = texts.manifest.query_prefix if config.fact_prefix is None else config.fact_prefix
+    fact_prefix = vectors.manifest.query_prefix if config.fact_prefix is None else config.fact_prefix
     (writer.scratch / _STATS).write_text(json.dumps(extracted | stats, ensure_ascii=False))
     return stamp(
         config,
         writer.directory,
         source,
         count=count,
-        embedding=dataclasses.replace(texts.manifest, dim=dim),
+        embedding=dataclasses.replace(vectors.manifest, dim=dim),
         index={"backend": "graph", "fact_prefix": fact_prefix, "walk": walk},
     )
+
+
+def _line_text(line: Passage) -> str:
+    """A phrase or a fact as it is embedded."""
+    return line.text.replace("\t", " ")
 
 
 def _extract(
@@ -376,7 +387,7 @@ def _extractor(config: GraphConfig, directory: pathlib.Path, llm: ChatModel | No
     elif config.extractor == "hipporag":  # HippoRAG's triples are an `EarlierBuild`; other passages have none
         yield lambda passages: [_NOTHING] * len(passages)
     elif config.extractor == "rules":
-        yield RuleExtractor().extract
+        yield lambda passages: list(map(rule_extraction, passages))
     else:
         assert llm is not None  # `_build` makes sure of it
         path = directory.with_name(f"{directory.name}.extractions.sqlite")
@@ -411,48 +422,7 @@ def _make_graph(
     return {"synonyms": len(alike.sources)}
 
 
-class _Vectors:
-    """Embeds texts, shard by shard."""
-
-    def __init__(
-        self, config: GraphConfig, encoder: TextEncoder, earlier: VectorsByText | None, progress: bool
-    ) -> None:
-        self.progress = progress
-        self._encoder, self._earlier, self._shard = encoder, earlier, config.shard_size
-        self._batch = batch_size(config.embed_batch, encoder)
-        self.manifest = embedding_of(config, encoder)
-
-    def width(self) -> int:
-        """Width of the vectors."""
-        return self._encoder.embed(["width"]).shape[1]
-
-    def fill(self, target: StoreWriter | Part, dim: int, part: str, text: Callable[[Passage], str]) -> None:
-        """Embeds the missing vectors of a part that is being written."""
-        shards = target.embeddings(dim, self._shard)
-        count = len(shards.passages)
-        with Bar(
-            total=count, initial=shards.resumed_rows, desc=f"embedding {part}", unit="text", disable=not self.progress
-        ) as bar:
-
-            def embed(passages: Sequence[Passage]) -> Float32[np.ndarray, "N D"]:
-                parts = []
-                for start in range(0, len(passages), _SLICE):
-                    texts = [text(passage) for passage in passages[start : start + _SLICE]]
-                    parts.append(self._earlier.of(texts, self.embed, part) if self._earlier else self.embed(texts))
-                    bar.update(len(texts))
-                return np.concatenate(parts)
-
-            shards.write(embed)
-
-    def embed(self, texts: list[str]) -> Float32[np.ndarray, "N D"]:
-        """Vectors of texts, with the prefix of passages."""
-        return self._encoder.embed(texts, prefix=self.manifest.passage_prefix, batch_size=self._batch)
-
-
 BUILDER = Builder(GraphConfig, build_graph)
-
-
-_BLOCK = 8192  # texts read at a time
 
 
 def rebuild_graph(
@@ -480,10 +450,7 @@ def rebuild_graph(
     assert old.embedding is not None
     config = from_config_dict(GraphConfig, nested(old.config), "config")
     config = dataclasses.replace(config, encoder=old.embedding.encoder)
-    model = encoder or shared_encoder(old.embedding.encoder, instead="")
-    digest = encoder_digest(model)
-    if old.embedding.digest and digest and old.embedding.digest != digest:
-        raise ValueError(f"the encoder {config.encoder!r} has other weights than the knowledge base was built with")
+    vectors = Vectoriser(config, encoder_again(old.embedding, encoder))
     if config.extractor == "llm" and llm is None:
         try:
             llm = chat_model(config.llm)
@@ -498,7 +465,7 @@ def rebuild_graph(
         vectors=KnownVectors(store),
     )
     source = Source(old.corpus, old.corpus_sha256, passages)
-    manifest = write_graph(config, writer, source, model, Clock(), llm=llm, earlier=earlier, progress=progress)
+    manifest = write_graph(config, writer, source, vectors, Clock(), llm=llm, earlier=earlier, progress=progress)
     writer.commit(
         dataclasses.replace(manifest, config=old.config, created=old.created, name=old.name, updates=old.updates + 1)
     )
@@ -514,16 +481,15 @@ class KnownVectors:
         for part in (ENTITIES, FACTS):
             directory = store.directory / part
             if directory.is_dir():
-                lines = StoredPassages(directory, memory_limit=0, hint=store.hint)
-                vectors = StoredArray(directory / EMBEDDINGS, memory_limit=0, hint=store.hint)
-                self._add(lines, vectors, lambda line: line.text.replace("\t", " "))
+                lines = StoredPassages(directory, hint=store.hint)
+                vectors = StoredArray(directory / EMBEDDINGS, hint=store.hint)
+                self._add(lines, vectors, _line_text)
 
     def _add(
         self, texts: StoredPassages | JoinedPassages, vectors: VectorSource, text: Callable[[Passage], str]
     ) -> None:
-        for start in range(0, len(texts), _BLOCK):
-            for row, passage in enumerate(texts.read(start, min(start + _BLOCK, len(texts))), start):
-                self._rows[text(passage)] = len(self._arrays), row
+        for row, passage in enumerate(texts):
+            self._rows[text(passage)] = len(self._arrays), row
         self._arrays.append(vectors)
 
     def of(

@@ -65,55 +65,48 @@ def synonyms(
     most = min(most, count - 1)
     if count < 2 or not asking.any():
         return Neighbours(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
-    near = _by_index(vectors, index) if index else _by_blocks(vectors)
+    built = INDEXES.get(backend_of(index)).build(_Unit(vectors), {}) if index else None
     parts: list[Neighbours] = []
     with Bar(total=int(asking.sum()), desc="synonyms", unit="phrase", disable=not progress) as bar:
         for start in range(0, count, _QUERIES):
             rows = start + np.flatnonzero(asking[start : start + _QUERIES])
             if len(rows):
-                parts.append(
-                    _above_threshold(rows, *near(_unit(vectors.take(rows)), most + 1, threshold), threshold, most)
-                )
+                queries = _unit(vectors.take(rows))
+                if built is None:
+                    near = _nearest(queries, vectors, most + 1, threshold)
+                else:
+                    near = built.search(queries, most + 1)
+                parts.append(_above_threshold(rows, *near, threshold, most))
                 bar.update(len(rows))
     return Neighbours(*(np.concatenate(column) for column in zip(*parts)))
 
 
 def _above_threshold(rows: np.ndarray, ids: np.ndarray, scores: np.ndarray, threshold: float, most: int) -> Neighbours:
     """The nearest candidates of each row, [R, C], that reach the threshold and are not the phrase itself."""
-    order = np.lexsort((ids, -scores), axis=1)
-    ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
+    ids, scores = _in_order(ids, scores)
     good = (ids >= 0) & (scores >= threshold) & (ids != rows[:, None])
     good &= np.cumsum(good, axis=1) <= most
     sources = np.broadcast_to(rows[:, None], ids.shape)[good]
     return Neighbours(sources.astype(np.int32), ids[good].astype(np.int32), scores[good].astype(np.float32))
 
 
-def _by_index(vectors: VectorSource, name: str):
-    index = INDEXES.get(backend_of(name)).build(_Unit(vectors), {})
-
-    def near(queries: np.ndarray, count: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-        return index.search(queries, count)
-
-    return near
+def _in_order(ids: np.ndarray, scores: np.ndarray, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The best candidates of each row, best first; ties: the lower id."""
+    order = np.lexsort((ids, -scores), axis=1)[:, :most]
+    return np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
 
 
-def _by_blocks(vectors: VectorSource):
-    """A function that finds the best vectors for a block of queries: a matrix product and a selection per block of keys."""
+def _nearest(queries: np.ndarray, vectors: VectorSource, most: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    """The best vectors for a block of queries: a matrix product and a selection per block of keys."""
     count = vectors.shape[0]
-
-    def near(queries: np.ndarray, most: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-        ids = np.full((len(queries), most), -1, np.int64)
-        scores = np.full((len(queries), most), -np.inf, np.float32)
-        for start in range(0, count, _KEYS):
-            keys = _unit(vectors.read(start, min(start + _KEYS, count)))
-            nearest, values = _best(queries, keys, most, threshold)
-            ids = np.concatenate([ids, np.where(nearest >= 0, nearest + start, -1)], axis=1)
-            scores = np.concatenate([scores, values], axis=1)
-            order = np.lexsort((ids, -scores), axis=1)[:, :most]
-            ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
-        return ids, scores
-
-    return near
+    ids = np.full((len(queries), most), -1, np.int64)
+    scores = np.full((len(queries), most), -np.inf, np.float32)
+    for start in range(0, count, _KEYS):
+        keys = _unit(vectors.read(start, min(start + _KEYS, count)))
+        found, values = _best(queries, keys, most, threshold)
+        ids = np.concatenate([ids, np.where(found >= 0, found + start, -1)], axis=1)
+        ids, scores = _in_order(ids, np.concatenate([scores, values], axis=1), most)
+    return ids, scores
 
 
 def _best(queries: np.ndarray, keys: np.ndarray, most: int, threshold: float) -> tuple[np.ndarray, np.ndarray]:
@@ -136,10 +129,7 @@ def _few_above(products: np.ndarray, most: int, threshold: float) -> tuple[np.nd
     scores = np.full((len(products), width), -np.inf, np.float32)
     column = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     ids[rows, column], scores[rows, column] = columns, products[rows, columns]
-    if width <= most:
-        return ids, scores
-    order = np.lexsort((ids, -scores), axis=1)[:, :most]
-    return np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
+    return (ids, scores) if width <= most else _in_order(ids, scores, most)
 
 
 @functools.partial(jax.jit, static_argnums=3)

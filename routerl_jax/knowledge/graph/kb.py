@@ -21,7 +21,7 @@ from routerl_jax.knowledge.base import KnowledgeBase, TimedResults
 from routerl_jax.knowledge.dense import QueryVectors, query_encoder
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.graph.graph import Graph
-from routerl_jax.knowledge.graph.pagerank import DevicePageRank, HostPageRank, PageRank
+from routerl_jax.knowledge.graph.pagerank import DevicePageRank, HostPageRank
 from routerl_jax.knowledge.graph.triples import Triple, json_value
 from routerl_jax.knowledge.index import VectorSource
 from routerl_jax.knowledge.store import EMBEDDINGS, Store, StoredArray, StoredPassages
@@ -125,22 +125,17 @@ def phrase_weights(
 
 
 class RecognitionFilter:
-    """Asks a language model which of the linked facts are relevant to the question (HippoRAG 2, section 3.3).
+    """Asks a language model which of the linked facts are relevant to the question (HippoRAG 2, section 3.3)."""
 
-    Args:
-      most: most facts that are kept.
-      max_tokens: most tokens of an answer.
-    """
-
-    def __init__(self, model: ChatModel, *, most: int = 4, max_tokens: int = 256) -> None:
-        self.model, self.most, self.max_tokens = model, most, max_tokens
+    def __init__(self, model: ChatModel) -> None:
+        self.model = model
 
     def __call__(self, queries: Sequence[str], facts: Sequence[Sequence[Triple]]) -> list[list[int]]:
         """For each query, the indices of the facts to keep, in the model's order; all facts if its answer is unusable."""
         with_facts = [i for i, linked in enumerate(facts) if linked]
         answers = self.model.complete(
-            [_filter_prompt(queries[i], facts[i], self.most) for i in with_facts],
-            max_tokens=self.max_tokens,
+            [_filter_prompt(queries[i], facts[i]) for i in with_facts],
+            max_tokens=_ANSWER_TOKENS,
             schema=_SCHEMA,
         )
         result = [list(range(len(linked))) for linked in facts]
@@ -148,7 +143,7 @@ class RecognitionFilter:
         for i, answer in zip(with_facts, answers):
             chosen = None if answer.error else _chosen(answer.text, len(facts[i]))
             failed += chosen is None
-            result[i] = result[i] if chosen is None else chosen[: self.most]
+            result[i] = result[i] if chosen is None else chosen[:_MOST_FACTS]
         if failed:
             logging.warning(
                 "%s: %d of %d answers name no facts; all are kept", self.model.name, failed, len(with_facts)
@@ -156,6 +151,8 @@ class RecognitionFilter:
         return result
 
 
+_MOST_FACTS = 4  # that the filter keeps
+_ANSWER_TOKENS = 256
 _SCHEMA = {
     "type": "object",
     "properties": {"keep": {"type": "array", "items": {"type": "integer"}}},
@@ -164,7 +161,7 @@ _SCHEMA = {
 }
 
 
-def _filter_prompt(query: str, facts: Sequence[Triple], most: int) -> list[Message]:
+def _filter_prompt(query: str, facts: Sequence[Triple]) -> list[Message]:
     listed = "\n".join(f"{number}. {json.dumps(fact, ensure_ascii=False)}" for number, fact in enumerate(facts, 1))
     return [
         Message(
@@ -172,7 +169,7 @@ def _filter_prompt(query: str, facts: Sequence[Triple], most: int) -> list[Messa
             content=(
                 "You select facts for a search engine. A fact is kept if it states something that helps to answer the "
                 "question, be it only one step on the way to the answer. Facts about other things of a similar name are "
-                f'left out. Reply with JSON alone: {{"keep": [numbers of at most {most} facts, most useful first]}}, or '
+                f'left out. Reply with JSON alone: {{"keep": [numbers of at most {_MOST_FACTS} facts, most useful first]}}, or '
                 '{"keep": []} if none helps.'
             ),
         ),
@@ -202,9 +199,8 @@ BACKENDS = ("host", "device")
 _QUERIES = 64  # queries that walk at once
 _MEMORY = 2**30  # bytes up to which facts, or their vectors, are held in memory
 _SHOWN = 8  # phrases of a walk that are recorded
-_Steps = tuple[
-    list[int], list[int]
-]  # rows of the facts from which a query walked, and of the phrases that it passed most
+# rows of the facts from which a query walked, and of the phrases that it passed most
+_Steps = tuple[list[int], list[int]]
 _PASSAGE_ROWS = 65_536  # passages that are compared at a time
 
 
@@ -243,7 +239,6 @@ class GraphKB(KnowledgeBase):
     Args:
       store: an opened store that `knowledge.graph.build` wrote.
       encoder: the encoder of its queries.
-      settings: default: those of the build.
       fact_filter: decides which of the linked facts count; default: by the model in the settings, or all facts.
       cache_size: number of cached query vectors.
     """
@@ -255,16 +250,15 @@ class GraphKB(KnowledgeBase):
         store: Store,
         encoder: TextEncoder,
         *,
-        settings: WalkSettings | None = None,
         fact_filter: RecognitionFilter | None = None,
         cache_size: int | None = None,
     ) -> None:
         self._vectors = QueryVectors(store, encoder, cache_size)
         saved = store.manifest.index
         self.fact_prefix = str(saved.get("fact_prefix", self._vectors.prefix))
-        built = from_config_dict(WalkSettings, saved.get("walk", {}), path=f"{store.directory / 'kb.json'}: index.walk")
+        path = f"{store.directory / 'kb.json'}: index.walk"
+        self.settings = from_config_dict(WalkSettings, saved.get("walk", {}), path=path)
         self.name, self.store, self.encoder = store.manifest.name, store, encoder
-        self.settings = settings or built
         self.fact_filter = fact_filter or _filter(self.settings)
         try:
             self.graph = Graph.load(store.index_directory)
@@ -337,15 +331,14 @@ class GraphKB(KnowledgeBase):
             ranked += best
             walks += steps
         results = self.store.scored([ids for ids, _ in ranked], [scores for _, scores in ranked])
-        walks_in_words = [self._in_words(*steps) for steps in walks]
-        return TimedResults(results, [(time.perf_counter() - started) / len(queries)] * len(queries), walks_in_words)
-
-    def _in_words(self, facts: list[int], phrases: list[int]) -> Walk:
-        """A walk in words."""
-        if self.facts is None or not facts:
-            return Walk()
-        nodes = tuple(phrase.text for phrase in self.phrases.take(phrases))
-        return Walk(facts=tuple(" | ".join(triple) for triple in self.triples(facts)), nodes=nodes)
+        in_words = []
+        for facts, phrases in walks:
+            walk = Walk()
+            if facts:
+                nodes = tuple(phrase.text for phrase in self.phrases.take(phrases))
+                walk = Walk(facts=tuple(" | ".join(triple) for triple in self.triples(facts)), nodes=nodes)
+            in_words.append(walk)
+        return TimedResults(results, [(time.perf_counter() - started) / len(queries)] * len(queries), in_words)
 
     def _ranked(self, queries: list[str], k: int) -> tuple[list[tuple[np.ndarray, np.ndarray]], list[_Steps]]:
         """Rows and scores of the k best passages of each query, and how it walked to them."""
@@ -393,7 +386,7 @@ def _filter(settings: WalkSettings) -> RecognitionFilter | None:
     return RecognitionFilter(chat_model(settings.filter)) if settings.filter.model else None
 
 
-def _page_rank(graph: Graph, settings: WalkSettings) -> PageRank:
+def _page_rank(graph: Graph, settings: WalkSettings) -> HostPageRank | DevicePageRank:
     backend = settings.backend
     if backend == "auto":
         backend = "host" if jax.default_backend() == "cpu" else "device"

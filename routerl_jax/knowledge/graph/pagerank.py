@@ -19,7 +19,6 @@ import concurrent.futures
 import functools
 import math
 import os
-from typing import Protocol
 
 import jax
 import jax.experimental.sparse
@@ -27,48 +26,12 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.sparse
 import scipy.sparse.csgraph
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 _COLUMNS = 16  # queries that a thread works on at a time
 _FLOAT32_TOLERANCE = 2e-7  # rounding error of float32; for a smaller tolerance float64 is used
-_DEVICE_COLUMNS, _PRODUCTS = (
-    64,
-    2**28,
-)  # queries of a device program, and most products of matrix and block in its memory
-
-
-class PageRank(Protocol):
-    """Ranks of all nodes for a block of reset distributions."""
-
-    def __call__(self, reset: Float[np.ndarray, "N Q"]) -> Float[np.ndarray, "N Q"]:
-        """Ranks; every column sums to 1.
-
-        Raises:
-          ValueError: the number of rows is not that of nodes, or a column is not finite, has a negative value or is all zero.
-        """
-        ...
-
-
-def adjacency(
-    nodes: int,
-    sources: Int[np.ndarray, " M"],
-    targets: Int[np.ndarray, " M"],
-    weights: Float[np.ndarray, " M"] | None = None,
-) -> scipy.sparse.csr_array:
-    """The symmetric matrix of an undirected graph. Parallel edges are summed, and a loop counts at both of its ends, as in
-    igraph.
-
-    Raises:
-      ValueError: an end is outside of 0..nodes, or a weight is not finite and positive.
-    """
-    ends = np.concatenate([sources, targets]).astype(np.int32 if max(nodes, 2 * len(sources)) < 2**31 else np.int64)
-    if len(ends) and not (ends.min() >= 0 and ends.max() < nodes):
-        raise ValueError(f"edges must lead from 0..{nodes - 1} to there, found {ends.min()} and {ends.max()}")
-    values = np.ones(len(sources)) if weights is None else np.asarray(weights, np.float64)
-    if not np.isfinite(values).all() or (values <= 0).any():
-        raise ValueError("weights of edges must be finite and above 0")
-    half = scipy.sparse.coo_array((values, (ends[: len(sources)], ends[len(sources) :])), shape=(nodes, nodes))
-    return (half + half.T).tocsr()
+# queries of a device program, and most products of matrix and block in its memory
+_DEVICE_COLUMNS, _PRODUCTS = 64, 2**28
 
 
 class HostPageRank:
@@ -81,6 +44,12 @@ class HostPageRank:
       damping: probability of walking on, in [0, 1).
       tolerance: bound on the error of a rank. From 2e-7 on float32 suffices; below it, float64 is used.
       threads: default: one per core, up to 16.
+
+    Called with a block of reset distributions, it returns the ranks of all nodes; every column sums to 1.
+
+    Raises:
+      ValueError: the damping is outside of [0, 1), or the tolerance outside of [1e-14, 1). When called: the number of rows is
+        not that of nodes, or a column is not finite, has a negative value or is all zero.
     """
 
     def __init__(
@@ -104,28 +73,28 @@ class HostPageRank:
         ranks = np.empty(reset.shape, self.dtype)
         blocks = [slice(start, start + _COLUMNS) for start in range(0, reset.shape[1], _COLUMNS)]
 
+        weights = [self.dtype.type(weight) for weight in weights_of_steps(self.damping, self.steps)]
+
         def solve(block: slice) -> None:
-            ranks[self._order, block] = self._solve(reset[self._order, block])
+            start = reset[self._order, block]
+            v = (start / start.sum(0, dtype=np.float64)).astype(self.dtype, order="C")
+            before, now = np.zeros_like(v), v
+            for weight in weights:
+                after = self._matrix @ now
+                after += v
+                after -= before
+                after *= weight
+                after += before
+                before, now = now, after
+            ranks[self._order, block] = now / now.sum(0, dtype=np.float64).astype(self.dtype)
 
         with concurrent.futures.ThreadPoolExecutor(min(self._threads, max(1, len(blocks)))) as pool:
             list(pool.map(solve, blocks))
         return ranks
 
-    def _solve(self, reset: np.ndarray) -> np.ndarray:
-        v = (reset / reset.sum(0, dtype=np.float64)).astype(self.dtype, order="C")
-        before, now = np.zeros_like(v), v
-        for weight in weights_of_steps(self.damping, self.steps):
-            after = self._matrix @ now
-            after += v
-            after -= before
-            after *= self.dtype.type(weight)
-            after += before
-            before, now = now, after
-        return now / now.sum(0, dtype=np.float64).astype(self.dtype)
-
 
 class DevicePageRank:
-    """PageRank on JAX's default device, in float32, with the matrix as coordinates (BCOO).
+    """`HostPageRank` on JAX's default device, in float32, with the matrix as coordinates (BCOO).
 
     On a CPU this takes a third of the time of rows padded to powers of two, and less than a segment sum. It was not measured on
     other devices. GPUs add in no fixed order, so ranks may differ by rounding from call to call.

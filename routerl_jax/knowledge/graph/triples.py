@@ -25,9 +25,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.core.types import Message, Passage
+from routerl_jax.knowledge.corpus import passage_text
 from routerl_jax.services.base import ChatModel, Completion, without_thinking
 from routerl_jax.services.cache import Cache, cache_key
 
@@ -55,11 +55,6 @@ class Extraction:
     error: str | None = None
 
 
-def passage_text(passage: Passage) -> str:
-    """Title and text in the form for extractors and encoders."""
-    return f"{passage.title}\n{passage.text}" if passage.title else passage.text
-
-
 def normalised(phrase: str) -> str:
     """The normal form of a phrase, which names its node, as in HippoRAG: lower case, with spaces for all but letters and
     digits.
@@ -77,15 +72,9 @@ def checked_triples(items: Iterable[Any]) -> tuple[tuple[Triple, ...], int]:
     A triple is a list of three strings (or numbers) whose first and last have letters or digits, or an object with such values
     under subject, predicate (or relation), object.
     """
-    triples: dict[Triple, None] = {}
-    dropped = 0
-    for item in items:
-        triple = _triple(item)
-        if triple is None:
-            dropped += 1
-        else:
-            triples[triple] = None
-    return tuple(triples), dropped
+    triples = [_triple(item) for item in items]
+    valid = [triple for triple in triples if triple is not None]
+    return tuple(dict.fromkeys(valid)), len(triples) - len(valid)
 
 
 def checked_entities(items: Iterable[Any]) -> tuple[str, ...]:
@@ -108,24 +97,34 @@ class PrecomputedTriples:
         docs = _hipporag(self.path)
         if docs is None:
             for location, row in read_rows(self.path):
-                key = _field(row, "passage_id", location)
-                _add(self._by_id, str(key), _given_extraction(row, "entities", "triples", location), location)
+                self._add(self._by_id, row, ("passage_id", "entities", "triples"), location)
         else:
             for number, row in enumerate(docs, 1):
                 location = RowLocation(self.path, "item", number)
                 if not isinstance(row, dict):
                     raise location.error(f"expected an object, found {type(row).__name__}")
-                text = str(_field(row, "passage", location))
-                _add(
-                    self._by_text,
-                    text,
-                    _given_extraction(row, "extracted_entities", "extracted_triples", location),
-                    location,
-                )
+                self._add(self._by_text, row, ("passage", "extracted_entities", "extracted_triples"), location)
         if not self:
             raise ValueError(
                 f"{self.path} holds no rows. Expected {{passage_id, triples}} or HippoRAG's {{docs: [..]}}"
             )
+
+    @staticmethod
+    def _add(
+        extractions: dict[str, Extraction], row: Mapping[str, Any], keys: tuple[str, str, str], location: RowLocation
+    ) -> None:
+        """Adds the extraction of a row, under its id or text. `keys`: of the id or text, the entities and the triples."""
+        key, entities, triples = keys
+        if row.get(key) is None or isinstance(row[key], bool | list | dict):
+            raise location.error(f"key {key!r} is missing or no string (keys: {', '.join(row) or 'none'})")
+        for name in (entities, triples):
+            if not isinstance(row.get(name, [] if name == entities else None), list):
+                raise location.error(f"key {name!r} must hold a list")
+        checked, dropped = checked_triples(row[triples])
+        if (passage := str(row[key])) in extractions:
+            raise location.error(f"a second row for the passage {passage[:60]!r}. Join them")
+        named = checked_entities(row.get(entities, []))
+        extractions[passage] = Extraction(entities=named, triples=checked, dropped=dropped)
 
     def __len__(self) -> int:
         return len(self._by_id) + len(self._by_text)
@@ -178,26 +177,6 @@ def _hipporag(path: pathlib.Path) -> list[Any] | None:
     return content["docs"]
 
 
-def _field(row: Mapping[str, Any], key: str, location: RowLocation) -> Any:
-    if row.get(key) is None or isinstance(row[key], bool | list | dict):
-        raise location.error(f"key {key!r} is missing or no string (keys: {', '.join(row) or 'none'})")
-    return row[key]
-
-
-def _given_extraction(row: Mapping[str, Any], entities: str, triples: str, location: RowLocation) -> Extraction:
-    for key in (entities, triples):
-        if not isinstance(row.get(key, [] if key == entities else None), list):
-            raise location.error(f"key {key!r} must hold a list")
-    checked, dropped = checked_triples(row[triples])
-    return Extraction(entities=checked_entities(row.get(entities, [])), triples=checked, dropped=dropped)
-
-
-def _add(extractions: dict[str, Extraction], key: str, extraction: Extraction, location: RowLocation) -> None:
-    if key in extractions:
-        raise location.error(f"a second row for the passage {key[:60]!r}. Join them")
-    extractions[key] = extraction
-
-
 _MONTH = "January|February|March|April|May|June|July|August|September|October|November|December"
 _DATE = rf"\d{{1,2}} (?:{_MONTH})(?: \d{{4}})?|(?:{_MONTH}) \d{{1,2}}(?:, ?\d{{4}})?|(?:{_MONTH}) \d{{4}}"
 _NUMBER = r"\d[\d,.]*\d(?:st|nd|rd|th|s|%)?|\d+(?:st|nd|rd|th|s|%)?"
@@ -219,18 +198,7 @@ _EMPTY = frozenset(
     can could will would once initially currently today now such like unlike upon within without about
     """.split()  # noqa: SIM905 - as a list it would fill a page
 )
-_LONGEST_NAME = 8  # words of a predicate
-
-
-class RuleExtractor:
-    """Finds names (runs of capitalised words), dates and numbers by their form.
-
-    Each one is joined with the passage's title and with the name before it in the sentence.
-    """
-
-    def extract(self, passages: Sequence[Passage], *, progress: bool = False) -> list[Extraction]:
-        """One extraction per passage, in order; none fails."""
-        return [_rule_extraction(passage) for passage in passages]
+_LONGEST_PREDICATE = 8  # words
 
 
 def names(sentence: str) -> list[tuple[int, int, str]]:
@@ -251,7 +219,11 @@ def names(sentence: str) -> list[tuple[int, int, str]]:
     return spans
 
 
-def _rule_extraction(passage: Passage) -> Extraction:
+def rule_extraction(passage: Passage) -> Extraction:
+    """Finds names (runs of capitalised words), dates and numbers by their form. Never fails.
+
+    Each one is joined with the passage's title and with the name before it in the sentence.
+    """
     title = _SPACES.sub(" ", passage.title).strip()
     subject = _BRACKETS.sub("", title) or title
     triples: list[Triple] = []
@@ -261,27 +233,16 @@ def _rule_extraction(passage: Passage) -> Extraction:
     for sentence in _SENTENCE.split(_SPACES.sub(" ", passage.text)):
         spans = names(sentence)
         entities |= dict.fromkeys(text for _, _, text in spans)
-        triples += _triples(sentence, subject, spans)
+        after, last = 0, ""
+        for start, end, name in spans:
+            words = [word for word in re.findall(r"[\w'’-]+", sentence[after:start]) if word.strip("'’-")]
+            between = " ".join(words[-_LONGEST_PREDICATE:])
+            if subject and not _same(name, subject):
+                triples.append((subject, between or "has", name))
+            if last and not last[0].isdigit() and not _same(last, subject) and not _same(last, name):
+                triples.append((last, between or "and", name))
+            after, last = end, name
     return Extraction(entities=tuple(entities), triples=checked_triples(triples)[0])
-
-
-def _triples(sentence: str, subject: str, spans: list[tuple[int, int, str]]) -> list[Triple]:
-    result: list[Triple] = []
-    after = 0
-    for i, (start, end, name) in enumerate(spans):
-        between = _words(sentence[after:start])
-        if subject and not _same(name, subject):
-            result.append((subject, between or "has", name))
-        last = spans[i - 1][2] if i else ""
-        if last and not last[0].isdigit() and not _same(last, subject) and not _same(last, name):
-            result.append((last, between or "and", name))
-        after = end
-    return result
-
-
-def _words(text: str) -> str:
-    words = [word for word in re.findall(r"[\w'’-]+", text) if word.strip("'’-")]
-    return " ".join(words[-_LONGEST_NAME:])
 
 
 def _same(name: str, other: str) -> bool:
@@ -303,8 +264,8 @@ def json_value(text: str, *keys: str) -> Any:
     Args:
       keys: an object with one of these keys is preferred to other values, which prose may contain ("as [1] says").
     """
-    first = None
-    for part in _candidates(text):
+    first, answer = None, _answer(text).strip()
+    for part in (answer, *(match[1].strip() for match in _FENCE.finditer(answer))):
         for attempt in (part, _TRAILING_COMMA.sub(r"\1", part)):
             for value in _values(attempt):
                 if not keys or (isinstance(value, dict) and any(key in value for key in keys)):
@@ -318,12 +279,8 @@ def whole_items(text: str) -> list[Any]:
 
     This is the usable part of an answer that breaks off, has stray brackets, or mixes quotes.
     """
-    values = []
-    for match in _INNERMOST.finditer(_answer(text)):
-        value = _literal(_TRAILING_COMMA.sub(r"\1", match[0]))
-        if value is not None:
-            values.append(value)
-    return values
+    values = (_literal(_TRAILING_COMMA.sub(r"\1", match[0])) for match in _INNERMOST.finditer(_answer(text)))
+    return [value for value in values if value is not None]
 
 
 def whole_strings(text: str, key: str) -> list[str]:
@@ -340,13 +297,6 @@ def _answer(text: str) -> str:
     return without_thinking(text[:_LONGEST_ANSWER])
 
 
-def _candidates(text: str) -> Iterator[str]:
-    answer = _answer(text).strip()
-    yield answer
-    for match in _FENCE.finditer(answer):
-        yield match[1].strip()
-
-
 def _values(text: str) -> Iterator[Any]:
     """The lists and objects in the text, one after the other, up to the first incomplete one."""
     decoder = json.JSONDecoder()
@@ -361,13 +311,9 @@ def _values(text: str) -> Iterator[Any]:
             yield value
         except (ValueError, RecursionError):
             # a value inside a broken one is not the intended value, unless the broken one is only prose
-            if _opens(text, start):
+            if re.match(r'[{\[]\s*["{\[]', text[start:]):
                 return
             position, tries = start + 1, tries + 1
-
-
-def _opens(text: str, start: int) -> bool:
-    return bool(re.match(r'[{\[]\s*["{\[]', text[start:]))
 
 
 def _literal(text: str) -> Any:
@@ -384,6 +330,7 @@ def _literal(text: str) -> Any:
 PROMPTS = 1  # version of the prompts below; part of the cache's key
 
 _ENTITY_KEYS = ("entities", "named_entities")
+_LONGEST_PASSAGE = 20_000  # characters of a passage that are read
 _BATCH = 64  # passages between two writes to the cache
 _SECOND_TEMPERATURE = 0.5  # temperature of the second attempt; greedy decoding would repeat the first answer
 
@@ -395,7 +342,6 @@ class ModelExtractor:
       cache: cache of extractions; the key is a digest of all that an extraction depends on. None: no cache.
       entities_first: two calls per passage as in HippoRAG (entities, then triples between them); False: triples at once.
       max_tokens: most tokens of an answer. The complete part of a cut answer is used.
-      max_characters: most characters of a passage; the rest is not read.
     """
 
     def __init__(
@@ -405,29 +351,25 @@ class ModelExtractor:
         *,
         entities_first: bool = True,
         max_tokens: int = 1024,
-        max_characters: int = 20_000,
     ) -> None:
         self.model, self.cache, self.entities_first = model, cache, entities_first
-        self.max_tokens, self.max_characters = max_tokens, max_characters
+        self.max_tokens = max_tokens
 
-    def extract(self, passages: Sequence[Passage], *, progress: bool = False) -> list[Extraction]:
+    def extract(self, passages: Sequence[Passage]) -> list[Extraction]:
         """One extraction per passage, in order. Failures have `error` set and are not cached."""
-        texts = [passage_text(passage)[: self.max_characters] for passage in passages]
+        texts = [passage_text(passage)[:_LONGEST_PASSAGE] for passage in passages]
         keys = [self._key(text) for text in texts]
         distinct = dict(zip(keys, texts))
         cached = self.cache.get_many(list(distinct)) if self.cache is not None else {}
-        extractions = {key: _read(value) for key, value in cached.items()}
+        extractions = {key: _stored(json.loads(value)) for key, value in cached.items()}
         missing = [key for key in distinct if key not in extractions]
-        with Bar(
-            total=len(distinct), initial=len(extractions), desc="extracting", unit="passage", disable=not progress
-        ) as bar:
-            for start in range(0, len(missing), _BATCH):
-                chunk = missing[start : start + _BATCH]
-                fresh = dict(zip(chunk, self._ask([distinct[key] for key in chunk])))
-                if self.cache is not None:
-                    self.cache.set_many({key: _write(value) for key, value in fresh.items() if value.error is None})
-                extractions |= fresh
-                bar.update(len(chunk))
+        for start in range(0, len(missing), _BATCH):
+            chunk = missing[start : start + _BATCH]
+            fresh = dict(zip(chunk, self._ask([distinct[key] for key in chunk])))
+            if self.cache is not None:
+                rows = {key: dataclasses.asdict(value) for key, value in fresh.items() if value.error is None}
+                self.cache.set_many({key: json.dumps(row).encode() for key, row in rows.items()})
+            extractions |= fresh
         return [extractions[key] for key in keys]
 
     def _key(self, text: str) -> str:
@@ -507,12 +449,8 @@ def _beginning(text: str) -> str:
     return repr(text[:80]) if text.strip() else "an empty answer"
 
 
-def _write(extraction: Extraction) -> bytes:
-    return json.dumps(dataclasses.asdict(extraction)).encode()
-
-
-def _read(value: bytes) -> Extraction:
-    fields = json.loads(value)
+def _stored(fields: Mapping[str, Any]) -> Extraction:
+    """An extraction from the cache."""
     triples = tuple((s, p, o) for s, p, o in fields["triples"])
     return Extraction(entities=tuple(fields["entities"]), triples=triples, dropped=fields["dropped"])
 

@@ -16,7 +16,6 @@ from absl import logging
 from jaxtyping import Float32
 
 from routerl_jax.core.config import Count, PositiveFraction, Size, checked
-from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import read_rows
 from routerl_jax.knowledge.bm25 import Words
 from routerl_jax.knowledge.builds import (
@@ -236,14 +235,7 @@ class _PagesBuild:
             step=config.shard_size,
             batch=batch,
         )
-        bar = Bar(
-            total=count,
-            initial=ragged.resumed,
-            desc="embedding",
-            unit="page",
-            disable=not self._progress,
-            smoothing=0.05,
-        )
+        bar = ragged.bar("embedding", self._progress)
 
         def embed(start: int, stop: int) -> list[Float32[np.ndarray, "n D"]]:
             vectors = self._encoder.embed([files.path(row) for row in range(start, stop)], batch_size=batch)
@@ -253,17 +245,14 @@ class _PagesBuild:
 
         with bar:
             ragged.write(embed)
-        vectors = Ragged(writer.scratch / VECTORS, config.precision, memory_limit=2**30, hint="")
-        self._write_means(vectors)
-        return vectors
-
-    def _write_means(self, vectors: Ragged) -> None:
-        """Writes one mean vector per page, because every store with an encoder has one vector per passage."""
+        vectors = Ragged(writer.scratch / VECTORS, config.precision)
 
         def means(start: int, stop: int) -> Float32[np.ndarray, "N D"]:
             return np.stack([page.astype(np.float32).mean(0) for page in vectors.read(start, stop)])
 
-        self._writer.embeddings(vectors.width, _MEANS).write_rows(means)
+        # one mean vector per page, because every store with an encoder has one vector per passage
+        writer.embeddings(vectors.width, _MEANS).write_rows(means)
+        return vectors
 
     def _chosen(self, count: int) -> tuple[str, int]:
         """Backend of the first stage, and pooled vectors of a page (0: no first stage)."""
@@ -284,7 +273,7 @@ class _PagesBuild:
             count=len(vectors),
             step=1024,
         )
-        bar = Bar(total=len(vectors), initial=ragged.resumed, desc="pooling", unit="page", disable=not self._progress)
+        bar = ragged.bar("pooling", self._progress)
 
         def make(start: int, stop: int) -> list[Float32[np.ndarray, "n D"]]:
             pooled_pages = [pool(page, pooled, config.pooling) for page in vectors.read(start, stop)]
@@ -293,7 +282,7 @@ class _PagesBuild:
 
         with bar:
             ragged.write(make)
-        return Ragged(writer.scratch / POOLED, "float32", memory_limit=2**30, hint="")
+        return Ragged(writer.scratch / POOLED, "float32")
 
     def _measured(self, index: PageIndex) -> dict[str, Any]:
         """Candidates and depth, with the measured recall."""
@@ -333,9 +322,8 @@ def _build_texts(config: OcrConfig, writer: StoreWriter, progress: bool) -> None
     """Builds the knowledge base of texts inside that of pages."""
     builder = KB_BUILDERS.get(config.retriever)
     corpus = writer.scratch / "texts.jsonl"
-    passages = StoredPassages(writer.scratch, memory_limit=0, hint="")
     with corpus.open("w", encoding="utf-8") as file:
-        for passage in passages.read(0, len(passages)):
+        for passage in StoredPassages(writer.scratch):
             row = {"id": passage.id, "title": passage.title, "text": passage.text}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
     builder.build(config.inner(str(corpus)), writer.scratch / TEXTS, progress=progress)

@@ -37,7 +37,7 @@ import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,7 @@ from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Float32, Int
 
+from routerl_jax.core.progress import Bar
 from routerl_jax.knowledge.encoders import local_mesh
 from routerl_jax.knowledge.index import VectorIndex
 from routerl_jax.knowledge.store import StoredArray, create_array, open_array
@@ -80,7 +81,9 @@ class Ragged:
       ValueError: files are missing, damaged or inconsistent; the message ends with `hint`.
     """
 
-    def __init__(self, directory: pathlib.Path, precision: Precision, *, memory_limit: int, hint: str) -> None:
+    def __init__(
+        self, directory: pathlib.Path, precision: Precision, *, memory_limit: int = 2**30, hint: str = ""
+    ) -> None:
         self.precision: Precision = precision
         self._values = StoredArray(directory / "values", memory_limit, hint)
         self.offsets = StoredArray(directory / "offsets", memory_limit, hint).read(0, None)  # type: ignore[arg-type]
@@ -166,6 +169,11 @@ class RaggedWriter:
             self._lengths = []
         self.resumed = len(self._lengths)  # pages of an earlier run
 
+    def bar(self, desc: str, progress: bool) -> Bar:
+        """A bar of the pages, on which those of an earlier run are done. `progress`: whether it is shown."""
+        done = self.resumed
+        return Bar(total=self._count, initial=done, desc=desc, unit="page", disable=not progress, smoothing=0.05)
+
     def write(self, make: Callable[[int, int], list[Float32[np.ndarray, "n D"]]]) -> None:
         """Makes the missing pages. `make(start, stop)` returns the vectors of pages start..stop.
 
@@ -188,7 +196,9 @@ class RaggedWriter:
                 self._lengths += lengths
                 written = size_on_disk(self._directory / "values")
                 finish(self._progress / f"{self._name}-{start}", {"lengths": lengths, "bytes": written})
-        self._write_offsets()
+        offsets = np.cumsum([0, *self._lengths]).astype(np.int64)
+        stored = create_array(self._directory / "offsets", offsets.shape, "int64", 2**20, 2**12, compress=True)
+        stored[:].write(offsets).result()
 
     def _create(self) -> Any:
         dtype = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "int8": np.int8}[self._precision]
@@ -204,11 +214,6 @@ class RaggedWriter:
             compress=False,
         )
 
-    def _write_offsets(self) -> None:
-        offsets = np.cumsum([0, *self._lengths]).astype(np.int64)
-        array = create_array(self._directory / "offsets", offsets.shape, "int64", 2**20, 2**12, compress=True)
-        array[:].write(offsets).result()
-
     def _check(self, pages: list[np.ndarray], start: int, stop: int) -> None:
         if len(pages) != stop - start:
             raise ValueError(f"{self._name}: {len(pages)} pages came back for {stop - start}")
@@ -222,7 +227,6 @@ class RaggedWriter:
 
 
 Pooling = Literal["ward", "runs"]
-POOLINGS = get_args(Pooling)
 
 
 def pool(vectors: Float32[np.ndarray, "m D"], count: int, method: Pooling = "ward") -> Float32[np.ndarray, "c D"]:
@@ -315,12 +319,17 @@ class MaxSim:
         lengths = [len(query) for query in queries]
         starts = np.cumsum([0, *lengths[:-1]])
         dtype = self._blocks[0].values.dtype
-        vectors = np.zeros((_rounded(sum(lengths)), self.width), np.float32)
-        vectors[: sum(lengths)] = np.concatenate(queries)
+        total = sum(lengths)
+        rows = next((step for step in _STEPS if total <= step), -(-total // _STEPS[-1]) * _STEPS[-1])
+        vectors = np.zeros((rows, self.width), np.float32)
+        vectors[:total] = np.concatenate(queries)
         if dtype == jnp.bfloat16 and np.array_equal(vectors, short := vectors.astype(dtype)):
             vectors = short
         placed = {device: jax.device_put(vectors, device) for device in self._devices}
-        best = functools.partial(_best, 1 if alone else self._pages_at_once(len(vectors)))
+        at_once = _TOGETHER  # pages of one matrix product
+        if self._devices[0].platform == "cpu":
+            at_once = 1 if len(vectors) > _FEW_VECTORS else 0
+        best = functools.partial(_best, 1 if alone else at_once)
 
         def score_block(block: Block) -> None:
             (device,) = block.values.devices()
@@ -329,19 +338,6 @@ class MaxSim:
             scores[np.asarray(query_rows)[:, None], block.rows] = scores_PQ.T
 
         list(_threads().map(score_block, self._blocks))
-
-    def _pages_at_once(self, vectors: int) -> int:
-        """Pages of one matrix product."""
-        if self._devices[0].platform == "cpu":
-            return 1 if vectors > _FEW_VECTORS else 0
-        return _TOGETHER
-
-
-def maxsim(
-    queries: Sequence[Float[np.ndarray, "n D"]], pages: Sequence[Float[np.ndarray, "m D"]], *, mesh: Mesh | None = None
-) -> Float32[np.ndarray, "Q P"]:
-    """Scores of all queries for all pages, for a single use. `MaxSim` keeps the pages on the devices for further queries."""
-    return MaxSim(pages, mesh=mesh).scores(queries)
 
 
 def padded_length(length: int) -> int:
@@ -389,10 +385,6 @@ def _calls(lengths: Sequence[int], most: int) -> Iterator[list[int]]:
         total += length
     if batch:
         yield batch
-
-
-def _rounded(count: int) -> int:
-    return next((step for step in _STEPS if count <= step), -(-count // _STEPS[-1]) * _STEPS[-1])
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -22,7 +22,6 @@ from routerl_jax.models.families.colqwen import LateInteraction
 
 VECTORS, POOLED = "vectors", "pooled"
 _QUERY_BATCH = 16  # fixed number of rows of encoder calls, so that a vector does not depend on the other queries
-_MEMORY = 2**30  # bytes up to which vectors are held in memory after their first use
 _COST = 2.0  # in units of a dense search: a query has some twenty vectors, and candidates are read from disk
 _REMEMBERED = 4096  # queries whose vectors are cached (10 KB each at 20 vectors)
 
@@ -64,16 +63,14 @@ class PageKB(KnowledgeBase):
 
     def embed_queries(self, queries: Sequence[str]) -> list[np.ndarray]:
         """A matrix [n, D] per query, rounded like the stored vectors of pages (bfloat16, as in VRAG-RL's engine)."""
-        distinct = list(dict.fromkeys(queries))
-        vectors = self.cache.cached(distinct)
-        missing = [query for query in distinct if query not in vectors]
-        if missing:
-            embedded = self.encoder.embed(missing, prefix=self._prefix, batch_size=_QUERY_BATCH)
+
+        def embed(missing: list[str]) -> list[np.ndarray]:
+            vectors = self.encoder.embed(missing, prefix=self._prefix, batch_size=_QUERY_BATCH)
             if self._rounded:
-                embedded = [vector.astype(ml_dtypes.bfloat16).astype(np.float32) for vector in embedded]
-            fresh = dict(zip(missing, embedded))
-            self.cache.add(fresh)
-            vectors |= fresh
+                vectors = [vector.astype(ml_dtypes.bfloat16).astype(np.float32) for vector in vectors]
+            return vectors
+
+        vectors = self.cache.fetch({query: query for query in queries}, embed)
         return [vectors[query] for query in queries]
 
     def pictures(self, ids: Sequence[str]) -> list[str]:
@@ -148,7 +145,7 @@ class _Pages:
 def open_index(store: Store, backend: str | None = None, mesh: Mesh | None = None) -> PageIndex:
     """The index of a built store of pages."""
     settings, built = store.manifest.settings, dict(store.manifest.index)
-    vectors = Ragged(store.directory / VECTORS, settings["precision"], memory_limit=_MEMORY, hint=store.hint)
+    vectors = Ragged(store.directory / VECTORS, settings["precision"], hint=store.hint)
     if len(vectors) != len(store):
         raise ValueError(
             f"{store.directory / VECTORS} holds {len(vectors)} pages, but kb.json speaks of {len(store)}: they are of "
@@ -163,7 +160,7 @@ def open_index(store: Store, backend: str | None = None, mesh: Mesh | None = Non
             f"{store.directory} was built without pooled vectors (index='maxsim'), which index={chosen!r} searches. "
             f"Leave out the index, or rebuild with index={chosen!r}. {store.hint}"
         )
-    pooled = Ragged(store.directory / POOLED, "float32", memory_limit=_MEMORY, hint=store.hint)
+    pooled = Ragged(store.directory / POOLED, "float32", hint=store.hint)
     index = INDEXES.get(chosen)
     try:
         loaded = (

@@ -33,7 +33,7 @@ from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation, checked_path, read_rows
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpora.documents import Page, Reader
-from routerl_jax.knowledge.corpus import file_sha256, new_id, string_field
+from routerl_jax.knowledge.corpus import DistinctIds, file_sha256, string_field
 from routerl_jax.knowledge.picture_files import PictureFiles, PictureFormat, PictureJournal
 from routerl_jax.knowledge.store import rebuild_hint
 from routerl_jax.knowledge.writer import StoreWriter
@@ -133,9 +133,9 @@ def _pages_in(root: pathlib.Path, reader: Reader, problems: Problems) -> Iterato
 
 
 def _listed(path: pathlib.Path, problems: Problems) -> Iterator[Page]:
-    used_ids: dict[str, int] = {}
+    ids = DistinctIds()
     for location, row in read_rows(checked_path(path)):
-        page_id = new_id(string_field(row, "id", location), location, used_ids)
+        page_id = ids.add(string_field(row, "id", location), location)
         try:
             picture = _picture(path, row, location)
         except ValueError as error:
@@ -147,6 +147,7 @@ def _listed(path: pathlib.Path, problems: Problems) -> Iterator[Page]:
             path=picture,
             text=string_field(row, "text", location, default=""),
         )
+    ids.finish()
 
 
 def _picture(path: pathlib.Path, row: dict[str, Any], location: RowLocation) -> pathlib.Path:
@@ -185,22 +186,20 @@ class Line(NamedTuple):
 
 
 class Ocr:
-    """Reads text from pictures. Safe to use from several threads, each of which computes on one core.
-
-    Args:
-      cache: directory of cached results; default: $ROUTERL_CACHE/ocr.
+    """Reads text from pictures, with a cache in $ROUTERL_CACHE/ocr. Safe to use from several threads, each of which computes
+    on one core.
 
     Raises:
       ValueError: the package is not installed.
     """
 
-    def __init__(self, cache: pathlib.Path | None = None) -> None:
+    def __init__(self) -> None:
         with needs("OCR", "pages"):
             self._version = importlib.metadata.version(_ENGINE)
             import onnxruntime  # noqa: F401 - what it computes with, imported at the first page
             import rapidocr
         self._package = rapidocr
-        self._cache = cache or cache_directory() / "ocr"
+        self._cache = cache_directory() / "ocr"
         self._engines = threading.local()
 
     def lines(self, picture: bytes, *, name: str = "picture") -> list[Line]:
@@ -209,23 +208,26 @@ class Ocr:
         Raises:
           ValueError: the picture can't be read; names it.
         """
-        cached = self._cache_file(picture)
-        if (result := _read(cached)) is not None:
-            return result
+        digest = hashlib.sha256(f"{_ENGINE} {self._version}\0".encode() + picture).hexdigest()
+        cached = self._cache / digest[:2] / f"{digest}.json"
+        try:
+            rows = json.loads(cached.read_text("utf-8"))
+            return [Line(text, tuple(box), confidence) for text, box, confidence in rows]
+        except (OSError, ValueError, TypeError):  # not there, or damaged
+            pass
         pixels = np.asarray(decode_image(picture, name=name))[:, :, ::-1]  # the engine takes BGR
         result = self._engine()(np.ascontiguousarray(pixels))
         columns = () if result.txts is None else (result.boxes, result.txts, result.scores)
-        lines = [_line(box, text, confidence) for box, text, confidence in zip(*columns)]
-        _keep(cached, lines)
+        lines = []
+        for corners, text, confidence in zip(*columns):
+            xs, ys = ([float(corner[axis]) for corner in corners] for axis in (0, 1))
+            lines.append(Line(str(text), (min(xs), min(ys), max(xs), max(ys)), float(confidence)))
+        write_atomic(cached, json.dumps(lines, ensure_ascii=False), shared=True)
         return lines
 
     def text(self, picture: bytes, *, name: str = "picture") -> str:
         """The lines on an encoded picture, one below the other."""
         return "\n".join(line.text for line in self.lines(picture, name=name))
-
-    def _cache_file(self, content: bytes) -> pathlib.Path:
-        name = hashlib.sha256(f"{_ENGINE} {self._version}\0".encode() + content).hexdigest()
-        return self._cache / name[:2] / f"{name}.json"
 
     def _engine(self) -> Any:
         if not hasattr(self._engines, "engine"):
@@ -234,24 +236,6 @@ class Ocr:
             quiet = {"Global.log_level": "error"}  # it warns of every picture without text
             self._engines.engine = self._package.RapidOCR(params=threads | quiet)
         return self._engines.engine
-
-
-def _line(box: Any, text: str, confidence: Any) -> Line:
-    left, top = (float(min(corner[axis] for corner in box)) for axis in (0, 1))
-    right, bottom = (float(max(corner[axis] for corner in box)) for axis in (0, 1))
-    return Line(str(text), (left, top, right, bottom), float(confidence))
-
-
-def _read(path: pathlib.Path) -> list[Line] | None:
-    """The cached lines in a file; None if there are none, or the file is damaged."""
-    try:
-        return [Line(text, tuple(box), confidence) for text, box, confidence in json.loads(path.read_text("utf-8"))]
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _keep(path: pathlib.Path, lines: list[Line]) -> None:
-    write_atomic(path, json.dumps(lines, ensure_ascii=False), shared=True)
 
 
 Text = Literal["none", "layer", "ocr", "either"]

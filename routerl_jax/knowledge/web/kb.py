@@ -27,9 +27,8 @@ from routerl_jax.knowledge.builds import Builder, BuildReport, changes, write_se
 from routerl_jax.knowledge.encoders import TextEncoder
 from routerl_jax.knowledge.store import MANIFEST, Store, nested
 from routerl_jax.knowledge.web.config import SnapshotConfig, WebConfig
-from routerl_jax.knowledge.web.search import Hit, WebError
-from routerl_jax.knowledge.web.snapshot import NotRecorded, Record
-from routerl_jax.knowledge.web.stages import Stages
+from routerl_jax.knowledge.web.snapshot import NotRecorded, Record, WebError
+from routerl_jax.knowledge.web.stages import Hit, Stages
 from routerl_jax.models.images import decode_image, image_digest, is_url
 from routerl_jax.services.base import ChatModel
 from routerl_jax.services.cache import MemoryCache, cache_key
@@ -117,17 +116,13 @@ class WebKB(KnowledgeBase):
         for error in failures:
             if not isinstance(error, WebError):
                 raise error
-            if not self._counts_as_empty(error):
+            missing = isinstance(error, NotRecorded)
+            if (self.config.snapshot.missing if missing else self.config.failures) != "empty":
                 if len(queries) == 1:
                     raise error
                 raise WebError(f"{len(failures)} of {len(queries)} queries failed; the first: {error}") from error
         results = ([] if isinstance(outcome, BaseException) else outcome for outcome in outcomes)
         return TimedResults(results, seconds)
-
-    def _counts_as_empty(self, error: WebError) -> bool:
-        if isinstance(error, NotRecorded):
-            return self.config.snapshot.missing == "empty"
-        return self.config.failures == "empty"
 
     async def _answer(self, query: Query, k: int) -> list[Passage]:
         """The passages of one query. Raises WebError."""
@@ -289,9 +284,7 @@ def web_kb(config: WebConfig, model: ChatModel | None = None) -> WebKB:
 
 
 def _passages(record: Record) -> list[Passage]:
-    if record.error is not None:
-        raise WebError(record.error)
-    return [Passage(**row) for row in record.value["passages"]]
+    return [Passage(**row) for row in record.result()["passages"]]
 
 
 def _retrieve_exception(task: asyncio.Future[Passage]) -> None:

@@ -16,7 +16,7 @@ from routerl_jax.core.packages import needs
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.knowledge.corpora.documents import decode
 from routerl_jax.knowledge.web.config import ReaderConfig
-from routerl_jax.knowledge.web.search import WebError
+from routerl_jax.knowledge.web.snapshot import WebError
 from routerl_jax.services.http import HttpClient, HttpError, import_aiohttp, open_session
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -78,8 +78,6 @@ class CheckedResolver:
 
     async def resolve(self, host: str, port: int = 0, family: int = socket.AF_UNSPEC) -> list[dict[str, Any]]:
         """The host's addresses in aiohttp's form. Raises Refused, or OSError for an unknown name."""
-        import asyncio
-
         addresses = await asyncio.get_running_loop().getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
         result = []
         for kind, _, protocol, _, address in addresses:
@@ -181,7 +179,20 @@ class Fetcher:
     async def _fetch(self, url: str, kinds: Sequence[str]) -> _Download:
         aiohttp = import_aiohttp()
         if self._session is None or self._session.closed:
-            self._open(aiohttp)
+            connector = aiohttp.TCPConnector(
+                resolver=CheckedResolver(self._allowed),
+                use_dns_cache=False,
+                limit=self._config.concurrency,
+                limit_per_host=8,
+            )
+            self._session = open_session(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, self._config.timeout)),
+                trust_env=False,
+                headers=_HEADERS,
+            )
+            self._slots = asyncio.Semaphore(self._config.concurrency)
         assert self._slots is not None
         try:
             async with self._slots, asyncio.timeout(self._config.timeout):
@@ -195,22 +206,6 @@ class Fetcher:
             if refused is not None:
                 raise WebError(f"{url}: refused, {refused}") from error
             raise WebError(f"{url}: {type(error).__name__}: {error}") from error
-
-    def _open(self, aiohttp: Any) -> None:
-        connector = aiohttp.TCPConnector(
-            resolver=CheckedResolver(self._allowed),
-            use_dns_cache=False,
-            limit=self._config.concurrency,
-            limit_per_host=8,
-        )
-        self._session = open_session(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=min(10.0, self._config.timeout)),
-            trust_env=False,
-            headers=_HEADERS,
-        )
-        self._slots = asyncio.Semaphore(self._config.concurrency)
 
     async def _follow(self, url: str, kinds: Sequence[str]) -> _Download:
         for _ in range(self._config.redirects + 1):
@@ -228,17 +223,13 @@ class Fetcher:
         kind = reply.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         if kind and kind not in kinds:
             raise WebError(f"{url}: content of type {kind}, which is not read here")
-        content, cut = await self._read(reply)
-        return _Download(url, kind, reply.charset, content, cut)
-
-    async def _read(self, reply: Any) -> tuple[bytes, bool]:
-        content = bytearray()
+        content, most = bytearray(), self._config.max_bytes
         async for chunk in reply.content.iter_chunked(1 << 16):
             content += chunk
-            if len(content) > self._config.max_bytes:
+            if len(content) > most:
                 reply.close()
-                return bytes(content[: self._config.max_bytes]), True
-        return bytes(content), False
+                break
+        return _Download(url, kind, reply.charset, bytes(content[:most]), len(content) > most)
 
 
 def checked_url(url: str, allowed: Sequence[Network] = ()) -> Any:

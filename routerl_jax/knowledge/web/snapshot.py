@@ -22,13 +22,16 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from filelock import FileLock
 
-from routerl_jax.core.files import read_json
-from routerl_jax.knowledge.web.search import WebError
+from routerl_jax.core.files import read_json, write_atomic
 
 TABLES = ("answers", "searches", "pages", "summaries")
 Mode = Literal["record", "replay", "auto"]
 FORMAT = 1
 MANIFEST = "snapshot.json"
+
+
+class WebError(Exception):
+    """A stage failed. The message says which one, where and why."""
 
 
 class NotRecorded(WebError):
@@ -40,6 +43,12 @@ class Record(NamedTuple):
 
     value: Any = None
     error: str | None = None
+
+    def result(self) -> Any:
+        """The value. Raises WebError if it is an error."""
+        if self.error is not None:
+            raise WebError(self.error)
+        return self.value
 
 
 class Snapshot:
@@ -76,7 +85,9 @@ class Snapshot:
             with self._file_lock:
                 exists = manifest.is_file()
                 if not exists:
-                    self._write_manifest(manifest, made_with)
+                    created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+                    fields = {"format": FORMAT, "created": created, "made_with": made_with}
+                    write_atomic(manifest, json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
                 self._tables = {name: self._open(name) for name in TABLES}
         else:
             self._tables = {name: self._open(name) for name in TABLES}
@@ -148,7 +159,11 @@ class Snapshot:
                 _end_of_lines(self._tables[name][0])
                 with path.open("rb") as lines, rewritten.open("wb") as output:
                     for line in lines:
-                        failed = _failed(json.loads(line))
+                        fields = json.loads(line)
+                        value = fields.get("value")
+                        # an answer in which some stage failed is a failure, too
+                        problem = isinstance(value, dict) and bool(value.get("problems") or value.get("problem"))
+                        failed = "error" in fields or problem
                         dropped += failed
                         output.write(b"" if failed else line)
                 os.close(self._tables[name][0])
@@ -201,13 +216,6 @@ class Snapshot:
         os.truncate(path, start)
         return os.open(path, os.O_RDWR | os.O_APPEND), offsets
 
-    def _write_manifest(self, path: pathlib.Path, made_with: Mapping[str, Mapping[str, Any]]) -> None:
-        created = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        fields = {"format": FORMAT, "created": created, "made_with": made_with}
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n")
-        temporary.replace(path)
-
     def _check_manifest(self, path: pathlib.Path, made_with: Mapping[str, Mapping[str, Any]]) -> None:
         fields = read_json(path, "record anew")
         try:
@@ -239,12 +247,6 @@ def holds_records(directory: pathlib.Path) -> bool:
     """Whether anything was recorded in a directory."""
     files = (directory / f"{name}.jsonl" for name in TABLES)
     return any(file.is_file() and file.stat().st_size for file in files)
-
-
-def _failed(fields: Mapping[str, Any]) -> bool:
-    """Whether an entry is a failure, or an answer in which some stage failed."""
-    value = fields.get("value")
-    return "error" in fields or (isinstance(value, dict) and bool(value.get("problems") or value.get("problem")))
 
 
 def _end_of_lines(file: int) -> int:

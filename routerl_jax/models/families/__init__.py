@@ -1,3 +1,1 @@
-"""The supported model families; importing this package registers them."""
-
-from routerl_jax.models.families import bert, clip, colqwen, llama, nv_embed, qwen_vl  # noqa: F401
+"""Model families in Hugging Face's terms; the table of them is `models.family.FAMILIES`."""

@@ -24,16 +24,19 @@ from routerl_jax.models.config import EncoderConfig, UnsupportedModelError, refu
 from routerl_jax.models.embedding import Embedder, TransformerBlocks, mean_over, run_layers, unit
 from routerl_jax.models.families import sentence
 from routerl_jax.models.family import (
-    FAMILIES,
     FROM_HEADS,
-    HEADS_BIAS,
     MATRIX,
+    NEEDED,
     TO_HEADS,
     TRANSPOSED,
     VECTOR,
     Family,
+    Modules,
     Rule,
     Rules,
+    read_keys,
+    with_biases,
+    write_keys,
 )
 from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision
 
@@ -62,7 +65,7 @@ class Encoder(Embedder):
         param_dtype: jnp.dtype = jnp.float32,
         compute_dtype: jnp.dtype | None = None,
     ) -> None:
-        super().__init__(config, param_dtype, compute_dtype)
+        super().__init__(config, config.embed, param_dtype, compute_dtype)
         init = Initializer(key, config.init_scale, param_dtype)
         self.word = init.normal((config.vocab_size, config.embed), ("vocab", "embed"))
         self.position = init.normal((config.first_position + config.max_length, config.embed), (None, "embed"))
@@ -73,11 +76,6 @@ class Encoder(Embedder):
         if config.pooling == "pooler":
             self.pooler = init.normal((config.embed, config.embed), ("embed", "mlp"))
             self.pooler_bias = init.zeros((config.embed,), (None,))
-
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-        return self.config.embed
 
     def __call__(
         self,
@@ -221,6 +219,16 @@ class CrossEncoder(Encoder):
 
 
 _CLASSES = {"bert": "BertModel", "roberta": "RobertaModel", "xlm-roberta": "XLMRobertaModel"}
+_KEYS = {
+    "vocab_size": ("vocab_size", NEEDED),
+    "embed": ("hidden_size", NEEDED),
+    "layers": ("num_hidden_layers", NEEDED),
+    "heads": ("num_attention_heads", NEEDED),
+    "mlp": ("intermediate_size", NEEDED),
+    "type_vocab_size": ("type_vocab_size", 2),
+    "norm_eps": ("layer_norm_eps", 1e-12),
+    "init_scale": ("initializer_range", 0.02),
+}
 
 
 def encoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> EncoderConfig:
@@ -234,17 +242,10 @@ def encoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> E
     first = 0 if kind == "bert" else pad + 1
     return EncoderConfig(
         model_type=kind,
-        vocab_size=config["vocab_size"],
-        embed=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=config["num_attention_heads"],
-        mlp=config["intermediate_size"],
+        **read_keys(config, _KEYS),
         max_length=config["max_position_embeddings"] - first,
         first_position=first,
         pad_id=pad,
-        type_vocab_size=config.get("type_vocab_size", 2),
-        norm_eps=config.get("layer_norm_eps", 1e-12),
-        init_scale=config.get("initializer_range", 0.02),
     )
 
 
@@ -253,17 +254,10 @@ def encoder_to_hf(config: EncoderConfig, dtype: str) -> dict[str, Any]:
     return {
         "architectures": [_CLASSES[config.model_type]],
         "model_type": config.model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.embed,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.mlp,
+        **write_keys(config, _KEYS),
         "max_position_embeddings": config.first_position + config.max_length,
         "pad_token_id": config.pad_id,
-        "type_vocab_size": config.type_vocab_size,
-        "layer_norm_eps": config.norm_eps,
         "hidden_act": "gelu",
-        "initializer_range": config.init_scale,
         "torch_dtype": dtype,
     }
 
@@ -271,45 +265,35 @@ def encoder_to_hf(config: EncoderConfig, dtype: str) -> dict[str, Any]:
 def encoder_rules(config: EncoderConfig) -> Rules:
     """Our parameter path -> Hugging Face tensor."""
     layer = "encoder.layer.{}."
-    qkv = [f"{layer}attention.self.{part}." for part in ("query", "key", "value")]
-    rules = {
+    rules: Rules = {
         ("word",): Rule("embeddings.word_embeddings.weight", MATRIX),
         ("position",): Rule("embeddings.position_embeddings.weight", MATRIX),
         ("token_type",): Rule("embeddings.token_type_embeddings.weight", MATRIX),
-        ("embedding_norm",): Rule("embeddings.LayerNorm.weight", VECTOR),
-        ("embedding_norm_bias",): Rule("embeddings.LayerNorm.bias", VECTOR),
-        ("blocks", "qkv"): Rule("|".join(part + "weight" for part in qkv), TO_HEADS),
-        ("blocks", "qkv_bias"): Rule("|".join(part + "bias" for part in qkv), HEADS_BIAS),
-        ("blocks", "o"): Rule(layer + "attention.output.dense.weight", FROM_HEADS),
-        ("blocks", "o_bias"): Rule(layer + "attention.output.dense.bias", VECTOR),
-        ("blocks", "attention_norm"): Rule(layer + "attention.output.LayerNorm.weight", VECTOR),
-        ("blocks", "attention_norm_bias"): Rule(layer + "attention.output.LayerNorm.bias", VECTOR),
-        ("blocks", "up"): Rule(layer + "intermediate.dense.weight", TRANSPOSED),
-        ("blocks", "up_bias"): Rule(layer + "intermediate.dense.bias", VECTOR),
-        ("blocks", "down"): Rule(layer + "output.dense.weight", TRANSPOSED),
-        ("blocks", "down_bias"): Rule(layer + "output.dense.bias", VECTOR),
-        ("blocks", "mlp_norm"): Rule(layer + "output.LayerNorm.weight", VECTOR),
-        ("blocks", "mlp_norm_bias"): Rule(layer + "output.LayerNorm.bias", VECTOR),
     }
-    if config.pooling == "pooler":
-        rules[("pooler",)] = Rule("pooler.dense.weight", TRANSPOSED)
-        rules[("pooler_bias",)] = Rule("pooler.dense.bias", VECTOR)
-    return rules
-
-
-for _kind in ("bert", "roberta", "xlm-roberta"):
-    FAMILIES.register(_kind)(
-        Family(
-            role="encoder",
-            read=encoder_from_hf,
-            write=encoder_to_hf,
-            create=Encoder,
-            rules=encoder_rules,
-            spellings=(("", "bert."), ("", "roberta.")),
-            complete=sentence.complete,
-            save=sentence.save,
-        )
+    rules |= with_biases(
+        {
+            ("embedding_norm",): ("embeddings.LayerNorm", VECTOR),
+            ("blocks", "qkv"): ("|".join(f"{layer}attention.self.{x}" for x in ("query", "key", "value")), TO_HEADS),
+            ("blocks", "o"): (layer + "attention.output.dense", FROM_HEADS),
+            ("blocks", "attention_norm"): (layer + "attention.output.LayerNorm", VECTOR),
+            ("blocks", "up"): (layer + "intermediate.dense", TRANSPOSED),
+            ("blocks", "down"): (layer + "output.dense", TRANSPOSED),
+            ("blocks", "mlp_norm"): (layer + "output.LayerNorm", VECTOR),
+        }
     )
+    return rules | with_biases({("pooler",): ("pooler.dense", TRANSPOSED)} if config.pooling == "pooler" else {})
+
+
+ENCODERS = Family(
+    role="encoder",
+    read=encoder_from_hf,
+    write=encoder_to_hf,
+    create=Encoder,
+    rules=encoder_rules,
+    spellings=(("", "bert."), ("", "roberta.")),
+    complete=sentence.complete,
+    save=sentence.save,
+)
 
 
 _PAIR_CLASSES = {
@@ -338,15 +322,10 @@ def cross_encoder_to_hf(config: EncoderConfig, dtype: str) -> dict[str, Any]:
 
 def cross_encoder_rules(config: EncoderConfig) -> Rules:
     """Our parameter path -> Hugging Face tensor."""
-    rules = encoder_rules(config)
     if config.model_type == _PAIR_CLASSES["bert"]:
-        return rules | {("out",): Rule("classifier.weight", TRANSPOSED), ("out_bias",): Rule("classifier.bias", VECTOR)}
-    return rules | {
-        ("pooler",): Rule("classifier.dense.weight", TRANSPOSED),
-        ("pooler_bias",): Rule("classifier.dense.bias", VECTOR),
-        ("out",): Rule("classifier.out_proj.weight", TRANSPOSED),
-        ("out_bias",): Rule("classifier.out_proj.bias", VECTOR),
-    }
+        return encoder_rules(config) | with_biases({("out",): ("classifier", TRANSPOSED)})
+    head: Modules = {("pooler",): ("classifier.dense", TRANSPOSED), ("out",): ("classifier.out_proj", TRANSPOSED)}
+    return encoder_rules(config) | with_biases(head)
 
 
 def _complete(config: EncoderConfig, directory: pathlib.Path, config_json: Mapping[str, Any]) -> EncoderConfig:
@@ -355,15 +334,12 @@ def _complete(config: EncoderConfig, directory: pathlib.Path, config_json: Mappi
     return dataclasses.replace(config, text_length=length)
 
 
-for _name in _PAIR_CLASSES.values():
-    FAMILIES.register(_name)(
-        Family(
-            role="encoder",
-            read=cross_encoder_from_hf,
-            write=cross_encoder_to_hf,
-            create=CrossEncoder,
-            rules=cross_encoder_rules,
-            spellings=(("", "bert."), ("", "roberta.")),
-            complete=_complete,
-        )
-    )
+CROSS_ENCODERS = Family(
+    role="encoder",
+    read=cross_encoder_from_hf,
+    write=cross_encoder_to_hf,
+    create=CrossEncoder,
+    rules=cross_encoder_rules,
+    spellings=(("", "bert."), ("", "roberta.")),
+    complete=_complete,
+)

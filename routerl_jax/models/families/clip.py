@@ -28,19 +28,21 @@ from routerl_jax.models.config import Prompts, UnsupportedModelError, refuse_qua
 from routerl_jax.models.embedding import PictureEmbedder, TransformerBlocks, run_layers, text_and_picture
 from routerl_jax.models.families.sentence import read_texts, save_texts
 from routerl_jax.models.family import (
-    FAMILIES,
     FROM_HEADS,
-    HEADS_BIAS,
     MATRIX,
+    NEEDED,
     TO_HEADS,
     TRANSPOSED,
     VECTOR,
     Family,
     Rule,
     Rules,
+    read_keys,
+    with_biases,
     write_json,
+    write_keys,
 )
-from routerl_jax.models.images import ImageSource, decode_image
+from routerl_jax.models.images import CLIP_MEAN, CLIP_STD, ImageSource, decode_image, normalised_levels
 from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision
 
 _MOST_PIXELS = 2**28  # of a picture after resizing: a thin strip becomes huge before the crop takes its middle
@@ -64,16 +66,15 @@ class ClipImageProcessor:
 
     size: int | tuple[int, int] = 224
     crop: int = 224
-    mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
-    std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    mean: tuple[float, float, float] = CLIP_MEAN
+    std: tuple[float, float, float] = CLIP_STD
     rescale: float = 1 / 255
     resample: int = int(Image.Resampling.BICUBIC)
 
     def __call__(self, source: ImageSource) -> Float32[np.ndarray, "crop crop 3"]:
         """Pixels of one picture. Raises ValueError if it is no picture (`images.decode_image`)."""
         pixels = self._middle(decode_image(source))
-        levels = (np.arange(256, dtype=np.float64) * self.rescale).astype(np.float32)
-        table = (levels - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
+        table = normalised_levels(self.mean, self.std, self.rescale)
         return np.stack([table[channel][pixels[:, :, channel]] for channel in range(3)], axis=-1)
 
     def _middle(self, image: Image.Image) -> np.ndarray:
@@ -294,16 +295,11 @@ class Clip(PictureEmbedder):
         param_dtype: jnp.dtype = jnp.float32,
         compute_dtype: jnp.dtype | None = None,
     ) -> None:
-        super().__init__(config, param_dtype, compute_dtype)
+        super().__init__(config, config.projection, param_dtype, compute_dtype)
         init = Initializer(key, config.init_scale, param_dtype)
         self.text = TextTower(config, init)
         self.vision = VisionTower(config, init)
         self.logit_scale = nnx.Param(jnp.asarray(np.log(1 / 0.07), param_dtype), axes=())  # of the training loss
-
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-        return self.config.projection
 
     def encode_text(self, tokens: Int[Array, "B T"], *, attention: Attention | None = None) -> Float[Array, "B E"]:
         """Projected text vectors, float32, not normalised. Rows are padded on the right; attention is causal, so no mask is
@@ -366,7 +362,15 @@ def uniir_text(text: str, instruction: str = "") -> str:
 
 
 _KERNEL = ((3,), (0,), (1,), (2,))  # ours [channels, side, side, embed], theirs with embed first
-# Defaults of transformers for missing keys.
+# Of a tower, whose section has all keys: those that are missing get transformers' defaults.
+_TOWER_KEYS = {
+    "embed": ("hidden_size", NEEDED),
+    "layers": ("num_hidden_layers", NEEDED),
+    "heads": ("num_attention_heads", NEEDED),
+    "mlp": ("intermediate_size", NEEDED),
+    "norm_eps": ("layer_norm_eps", NEEDED),
+    "activation": ("hidden_act", NEEDED),
+}
 _TOWER = {"layer_norm_eps": 1e-5, "hidden_act": "quick_gelu", "num_hidden_layers": 12}
 _TEXT = _TOWER | {
     "vocab_size": 49408,
@@ -406,8 +410,8 @@ def clip_from_hf(config: Mapping[str, Any], source: str = "config.json") -> Clip
                 f"{source}: {name}: hidden_act={part['hidden_act']!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
             )
     return ClipConfig(
-        text=_tower(text),
-        vision=_tower(vision),
+        text=TowerConfig(**read_keys(text, _TOWER_KEYS)),
+        vision=TowerConfig(**read_keys(vision, _TOWER_KEYS)),
         vocab_size=text["vocab_size"],
         max_length=text["max_position_embeddings"],
         image_size=vision["image_size"],
@@ -423,7 +427,7 @@ def clip_from_hf(config: Mapping[str, Any], source: str = "config.json") -> Clip
 def clip_to_hf(config: ClipConfig, dtype: str) -> dict[str, Any]:
     """The config.json that `transformers` loads as the same architecture."""
     text, vision = (
-        _tower_to_hf(tower) | {"projection_dim": config.projection} for tower in (config.text, config.vision)
+        write_keys(tower, _TOWER_KEYS) | {"projection_dim": config.projection} for tower in (config.text, config.vision)
     )
     return {
         "architectures": ["CLIPModel"],
@@ -457,17 +461,18 @@ def clip_rules(config: ClipConfig) -> Rules:
         ("logit_scale",): Rule("logit_scale", ()),
         ("text", "word"): Rule(text + "token_embedding.weight", MATRIX),
         ("text", "position"): Rule(text + "position_embedding.weight", MATRIX),
-        ("text", "final_norm"): Rule("text_model.final_layer_norm.weight", VECTOR),
-        ("text", "final_norm_bias"): Rule("text_model.final_layer_norm.bias", VECTOR),
         ("text", "projection"): Rule("text_projection.weight", TRANSPOSED),
         ("vision", "patch"): Rule(vision + "patch_embedding.weight", _KERNEL),
         ("vision", "cls"): Rule(vision + "class_embedding", VECTOR),
         ("vision", "position"): Rule(vision + "position_embedding.weight", MATRIX),
-        ("vision", "first_norm"): Rule("vision_model.pre_layrnorm.weight", VECTOR),
-        ("vision", "first_norm_bias"): Rule("vision_model.pre_layrnorm.bias", VECTOR),
-        ("vision", "final_norm"): Rule("vision_model.post_layernorm.weight", VECTOR),
-        ("vision", "final_norm_bias"): Rule("vision_model.post_layernorm.bias", VECTOR),
         ("vision", "projection"): Rule("visual_projection.weight", TRANSPOSED),
+        **with_biases(
+            {
+                ("text", "final_norm"): ("text_model.final_layer_norm", VECTOR),
+                ("vision", "first_norm"): ("vision_model.pre_layrnorm", VECTOR),
+                ("vision", "final_norm"): ("vision_model.post_layernorm", VECTOR),
+            }
+        ),
         **_block_rules("text"),
         **_block_rules("vision"),
     }
@@ -504,56 +509,25 @@ def _part(config: Mapping[str, Any], name: str, defaults: Mapping[str, Any]) -> 
     return {**defaults, **{key: value for key, value in part.items() if key in defaults}}
 
 
-def _tower(part: Mapping[str, Any]) -> TowerConfig:
-    return TowerConfig(
-        embed=part["hidden_size"],
-        layers=part["num_hidden_layers"],
-        heads=part["num_attention_heads"],
-        mlp=part["intermediate_size"],
-        norm_eps=part["layer_norm_eps"],
-        activation=part["hidden_act"],
-    )
-
-
-def _tower_to_hf(tower: TowerConfig) -> dict[str, Any]:
-    return {
-        "hidden_size": tower.embed,
-        "num_hidden_layers": tower.layers,
-        "num_attention_heads": tower.heads,
-        "intermediate_size": tower.mlp,
-        "layer_norm_eps": tower.norm_eps,
-        "hidden_act": tower.activation,
-    }
-
-
 def _block_rules(tower: str) -> Rules:
     layer = f"{tower}_model.encoder.layers.{{}}."
-    qkv = [f"{layer}self_attn.{part}_proj." for part in "qkv"]
-    rules = {
-        "qkv": Rule("|".join(part + "weight" for part in qkv), TO_HEADS),
-        "qkv_bias": Rule("|".join(part + "bias" for part in qkv), HEADS_BIAS),
-        "o": Rule(layer + "self_attn.out_proj.weight", FROM_HEADS),
-        "o_bias": Rule(layer + "self_attn.out_proj.bias", VECTOR),
-        "attention_norm": Rule(layer + "layer_norm1.weight", VECTOR),
-        "attention_norm_bias": Rule(layer + "layer_norm1.bias", VECTOR),
-        "mlp_norm": Rule(layer + "layer_norm2.weight", VECTOR),
-        "mlp_norm_bias": Rule(layer + "layer_norm2.bias", VECTOR),
-        "up": Rule(layer + "mlp.fc1.weight", TRANSPOSED),
-        "up_bias": Rule(layer + "mlp.fc1.bias", VECTOR),
-        "down": Rule(layer + "mlp.fc2.weight", TRANSPOSED),
-        "down_bias": Rule(layer + "mlp.fc2.bias", VECTOR),
+    modules = {
+        "qkv": ("|".join(f"{layer}self_attn.{part}_proj" for part in "qkv"), TO_HEADS),
+        "o": (layer + "self_attn.out_proj", FROM_HEADS),
+        "attention_norm": (layer + "layer_norm1", VECTOR),
+        "mlp_norm": (layer + "layer_norm2", VECTOR),
+        "up": (layer + "mlp.fc1", TRANSPOSED),
+        "down": (layer + "mlp.fc2", TRANSPOSED),
     }
-    return {(tower, "blocks", name): rule for name, rule in rules.items()}
+    return with_biases({(tower, "blocks", name): module for name, module in modules.items()})
 
 
-FAMILIES.register("clip")(
-    Family(
-        role="encoder",
-        read=clip_from_hf,
-        write=clip_to_hf,
-        create=Clip,
-        rules=clip_rules,
-        complete=complete,
-        save=save,
-    )
+FAMILY = Family(
+    role="encoder",
+    read=clip_from_hf,
+    write=clip_to_hf,
+    create=Clip,
+    rules=clip_rules,
+    complete=complete,
+    save=save,
 )

@@ -30,13 +30,12 @@ from routerl_jax.models.families.qwen_vl import (
     vision_language_rules,
     vision_language_to_hf,
 )
-from routerl_jax.models.family import FAMILIES, TRANSPOSED, VECTOR, Family, Rule, Rules
+from routerl_jax.models.family import TRANSPOSED, Family, Rule, Rules, with_biases
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.layers import Initializer
-from routerl_jax.models.patches import ImagePatches, VisionInputs, concatenate
+from routerl_jax.models.patches import ImagePatches, VisionInputs, array_size, concatenate
 from routerl_jax.models.vision_language import VisionLanguageModel
 
-_PATCHES = 1024  # patches of an input; counts are rounded up to multiples of this, doubled until they fit
 _BATCHES_READ = 2  # batches of pages whose patches the host holds at a time: a page takes 15 MB and more
 
 
@@ -68,7 +67,7 @@ class LateInteraction(Embedder):
         param_dtype: jnp.dtype = jnp.float32,
         compute_dtype: jnp.dtype | None = None,
     ) -> None:
-        super().__init__(config, param_dtype, compute_dtype)
+        super().__init__(config, config.dim, param_dtype, compute_dtype)
         # The language model's head is not used. A tied head has no parameters.
         text = dataclasses.replace(config.backbone.text, tied_embeddings=True)
         self.backbone = VisionLanguageModel(
@@ -77,11 +76,6 @@ class LateInteraction(Embedder):
         init = Initializer(jax.random.fold_in(key, 0), config.init_scale, param_dtype)
         self.projection = init.normal((text.embed, config.dim), ("embed", None))
         self.projection_bias = init.zeros((config.dim,), (None,))
-
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-        return self.config.dim
 
     @property
     def longest_text(self) -> int:
@@ -168,11 +162,8 @@ class LateInteraction(Embedder):
     ) -> tuple[np.ndarray, ...]:
         tokens, mask = self._token_batch([ids for ids, _ in pages], rows, shape)
         vision, host = self.config.backbone.vision, self.backbone.image_tokens
-        size = _PATCHES
-        while size < max(len(pages[i][1].patches) for i in rows):
-            size *= 2
-        size = -(-size // vision.window_patches) * vision.window_patches
-        images = [concatenate([pages[i][1]], [size]) for i in rows]
+        size = array_size(max(len(pages[i][1].patches) for i in rows), vision)
+        images = [concatenate([pages[i][1]], size) for i in rows]
         images += [images[0]] * (shape[0] - len(rows))  # whatever stands in rows without an input
         index = np.full(shape, -1, np.int32)
         positions = np.zeros((shape[0], 3, shape[1]), np.int32)
@@ -239,28 +230,23 @@ def late_interaction_rules(config: LateInteractionConfig) -> Rules:
     rules: Rules = {
         ("backbone", *path): dataclasses.replace(rule, name=name(rule), copies=()) for path, rule in backbone
     }
-    rules[("projection",)] = Rule("embedding_proj_layer.weight", TRANSPOSED)
-    rules[("projection_bias",)] = Rule("embedding_proj_layer.bias", VECTOR)
-    return rules
+    return rules | with_biases({("projection",): ("embedding_proj_layer", TRANSPOSED)})
 
 
-for _name in ("colqwen2", "ColQwen2", "ColQwen2_5"):  # the latter two are colpali-engine's classes
-    FAMILIES.register(_name)(
-        Family(
-            role="encoder",
-            read=late_interaction_from_hf,
-            write=late_interaction_to_hf,
-            create=LateInteraction,
-            rules=late_interaction_rules,
-            spellings=(
-                ("vlm.language_model.", "vlm.model."),
-                ("vlm.language_model.", "model."),
-                ("vlm.language_model.", "model.language_model."),
-                ("vlm.", ""),
-                ("vlm.", "model."),
-                ("embedding_proj_layer.", "custom_text_proj."),
-            ),
-            finish=lambda model, directory: read_processor(model.backbone, directory),
-            save=lambda model, directory: save_processor(model.backbone, directory),
-        )
-    )
+FAMILY = Family(
+    role="encoder",
+    read=late_interaction_from_hf,
+    write=late_interaction_to_hf,
+    create=LateInteraction,
+    rules=late_interaction_rules,
+    spellings=(
+        ("vlm.language_model.", "vlm.model."),
+        ("vlm.language_model.", "model."),
+        ("vlm.language_model.", "model.language_model."),
+        ("vlm.", ""),
+        ("vlm.", "model."),
+        ("embedding_proj_layer.", "custom_text_proj."),
+    ),
+    finish=lambda model, directory: read_processor(model.backbone, directory),
+    save=lambda model, directory: save_processor(model.backbone, directory),
+)

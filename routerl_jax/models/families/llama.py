@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from routerl_jax.models.config import (
-    DECODER_TYPES,
     DecoderConfig,
     ExpertsConfig,
     RopeScaling,
@@ -17,16 +16,18 @@ from routerl_jax.models.config import (
 )
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.family import (
-    FAMILIES,
     FROM_HEADS,
     HEADS_BIAS,
     MATRIX,
+    NEEDED,
     TO_HEADS,
     TRANSPOSED,
     VECTOR,
     Family,
     Rule,
     Rules,
+    read_keys,
+    write_keys,
 )
 
 _CLASSES = {
@@ -36,6 +37,17 @@ _CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
+_KEYS = {
+    "vocab_size": ("vocab_size", NEEDED),
+    "embed": ("hidden_size", NEEDED),
+    "layers": ("num_hidden_layers", NEEDED),
+    "heads": ("num_attention_heads", NEEDED),
+    "mlp": ("intermediate_size", NEEDED),
+    "max_length": ("max_position_embeddings", 2048),
+    "norm_eps": ("rms_norm_eps", 1e-6),
+    "init_scale": ("initializer_range", 0.02),
+    "bos_id": ("bos_token_id", None),
+}
 
 
 def decoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> DecoderConfig:
@@ -44,34 +56,25 @@ def decoder_from_hf(config: Mapping[str, Any], source: str = "config.json") -> D
     refuse_quantized(config, source)
     require(config, source, "hidden_act", ("silu", None))
     require(config, source, "mlp_bias", (False, None))
-    heads = config["num_attention_heads"]
+    read = read_keys(config, _KEYS)
     bias = bool(config.get("attention_bias", False)) and kind != "mistral"
-    max_length = config.get("max_position_embeddings", 2048)
     rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     eos = config.get("eos_token_id")
     return DecoderConfig(
         model_type=kind,
-        vocab_size=config["vocab_size"],
-        embed=config["hidden_size"],
-        layers=config["num_hidden_layers"],
-        heads=heads,
-        kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        mlp=config["intermediate_size"],
-        max_length=max_length,
+        **read,
+        kv_heads=config.get("num_key_value_heads") or read["heads"],
+        head_dim=config.get("head_dim") or read["embed"] // read["heads"],
         rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10_000.0),
-        rope_scaling=_rope_scaling(rope, max_length, source),
+        rope_scaling=_rope_scaling(rope, read["max_length"], source),
         mrope_sections=tuple(rope.get("mrope_section") or ()),
         mrope_interleaved=bool(rope.get("mrope_interleaved")),
-        norm_eps=config.get("rms_norm_eps", 1e-6),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=kind == "qwen2" or bias,
         output_bias=kind != "qwen2" and bias,
         qk_norm=kind in ("qwen3", "qwen3_moe"),
         experts=_experts(config) if kind == "qwen3_moe" else None,
         **_windows(config),
-        init_scale=config.get("initializer_range", 0.02),
-        bos_id=config.get("bos_token_id"),
         eos_ids=tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,)),
     )
 
@@ -82,19 +85,11 @@ def decoder_to_hf(config: DecoderConfig, dtype: str) -> dict[str, Any]:
     result: dict[str, Any] = {
         "architectures": [_CLASSES[config.model_type]],
         "model_type": config.model_type,
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.embed,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
+        **write_keys(config, _KEYS),
         "num_key_value_heads": config.kv_heads,
         "head_dim": config.head_dim,
-        "intermediate_size": config.mlp,
-        "max_position_embeddings": config.max_length,
-        "rms_norm_eps": config.norm_eps,
         "tie_word_embeddings": config.tied_embeddings,
         "hidden_act": "silu",
-        "initializer_range": config.init_scale,
-        "bos_token_id": config.bos_id,
         "eos_token_id": list(config.eos_ids) if len(config.eos_ids) > 1 else next(iter(config.eos_ids), None),
         "rope_parameters": rope,
         # transformers 4 reads these two instead of rope_parameters
@@ -261,14 +256,11 @@ def _rope_to_hf(config: DecoderConfig) -> dict[str, Any]:
     return rope
 
 
-for _kind in DECODER_TYPES:
-    FAMILIES.register(_kind)(
-        Family(
-            role="decoder",
-            read=decoder_from_hf,
-            write=decoder_to_hf,
-            create=Decoder,
-            rules=decoder_rules,
-            spellings=(("model.", ""), ("", "model.")),
-        )
-    )
+FAMILY = Family(
+    role="decoder",
+    read=decoder_from_hf,
+    write=decoder_to_hf,
+    create=Decoder,
+    rules=decoder_rules,
+    spellings=(("model.", ""), ("", "model.")),
+)

@@ -24,7 +24,17 @@ from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.embedding import Embedder, mean_over, unit
 from routerl_jax.models.families.llama import decoder_from_hf, decoder_rules, decoder_to_hf
 from routerl_jax.models.families.sentence import read_texts, save_texts
-from routerl_jax.models.family import FAMILIES, FROM_HEADS, MATRIX, TO_HEADS, TRANSPOSED, VECTOR, Family, Rule, Rules
+from routerl_jax.models.family import (
+    FROM_HEADS,
+    MATRIX,
+    TO_HEADS,
+    TRANSPOSED,
+    VECTOR,
+    Family,
+    Rule,
+    Rules,
+    with_biases,
+)
 from routerl_jax.models.layers import Initializer, layer_norm, matmul_precision
 
 _NORM_EPS = 1e-5  # torch's default, which the published code leaves
@@ -110,15 +120,10 @@ class NVEmbed(Embedder):
         param_dtype: jnp.dtype = jnp.float32,
         compute_dtype: jnp.dtype | None = None,
     ) -> None:
-        super().__init__(config, param_dtype, compute_dtype)
+        super().__init__(config, config.text.embed, param_dtype, compute_dtype)
         self.backbone = Decoder(config.text, key, param_dtype=param_dtype)
         init = Initializer(jax.random.fold_in(key, 0), config.text.init_scale, param_dtype)
         self.pooler = LatentAttention(config, init)
-
-    @property
-    def dim(self) -> int:
-        """Width of the vectors."""
-        return self.config.text.embed
 
     @property
     def longest_text(self) -> int:
@@ -250,24 +255,21 @@ def nv_embed_rules(config: NVEmbedConfig) -> Rules:
     }
     pooler = "latent_attention_model."
     cross, mlp = (f"{pooler}cross_attend_blocks.{i}." for i in range(2))
-    for path, rule in {
-        "latents": Rule(pooler + "latents", MATRIX),
-        "token_norm": Rule(cross + "norm.weight", VECTOR),
-        "token_norm_bias": Rule(cross + "norm.bias", VECTOR),
-        "latent_norm": Rule(cross + "norm_context.weight", VECTOR),
-        "latent_norm_bias": Rule(cross + "norm_context.bias", VECTOR),
-        "q": Rule(cross + "fn.to_q.weight", TO_HEADS),
-        "kv": Rule(cross + "fn.to_kv.weight", TO_HEADS),
-        "o": Rule(cross + "fn.to_out.weight", FROM_HEADS),
-        "mlp_norm": Rule(mlp + "norm.weight", VECTOR),
-        "mlp_norm_bias": Rule(mlp + "norm.bias", VECTOR),
-        "up": Rule(mlp + "fn.net.0.weight", TRANSPOSED),
-        "up_bias": Rule(mlp + "fn.net.0.bias", VECTOR),
-        "down": Rule(mlp + "fn.net.2.weight", TRANSPOSED),
-        "down_bias": Rule(mlp + "fn.net.2.bias", VECTOR),
-    }.items():
-        rules[("pooler", path)] = rule
-    return rules
+    rules |= {
+        ("pooler", "latents"): Rule(pooler + "latents", MATRIX),
+        ("pooler", "q"): Rule(cross + "fn.to_q.weight", TO_HEADS),
+        ("pooler", "kv"): Rule(cross + "fn.to_kv.weight", TO_HEADS),
+        ("pooler", "o"): Rule(cross + "fn.to_out.weight", FROM_HEADS),
+    }
+    return rules | with_biases(
+        {
+            ("pooler", "token_norm"): (cross + "norm", VECTOR),
+            ("pooler", "latent_norm"): (cross + "norm_context", VECTOR),
+            ("pooler", "mlp_norm"): (mlp + "norm", VECTOR),
+            ("pooler", "up"): (mlp + "fn.net.0", TRANSPOSED),
+            ("pooler", "down"): (mlp + "fn.net.2", TRANSPOSED),
+        }
+    )
 
 
 def complete(config: NVEmbedConfig, directory: pathlib.Path, config_json: Mapping[str, Any]) -> NVEmbedConfig:
@@ -282,14 +284,12 @@ def complete(config: NVEmbedConfig, directory: pathlib.Path, config_json: Mappin
     return dataclasses.replace(config, **settings)
 
 
-FAMILIES.register("nvembed")(
-    Family(
-        role="encoder",
-        read=nv_embed_from_hf,
-        write=nv_embed_to_hf,
-        create=NVEmbed,
-        rules=nv_embed_rules,
-        complete=complete,
-        save=save_texts,
-    )
+FAMILY = Family(
+    role="encoder",
+    read=nv_embed_from_hf,
+    write=nv_embed_to_hf,
+    create=NVEmbed,
+    rules=nv_embed_rules,
+    complete=complete,
+    save=save_texts,
 )

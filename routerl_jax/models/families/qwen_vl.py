@@ -11,7 +11,20 @@ from typing import Any
 from routerl_jax.core.files import read_json
 from routerl_jax.models.config import UnsupportedModelError, VisionConfig, VisionLanguageConfig, require
 from routerl_jax.models.families.llama import decoder_from_hf, decoder_rules, decoder_to_hf
-from routerl_jax.models.family import FAMILIES, FROM_HEADS, MATRIX, TRANSPOSED, VECTOR, Family, Rule, Rules, write_json
+from routerl_jax.models.family import (
+    FROM_HEADS,
+    MATRIX,
+    TRANSPOSED,
+    VECTOR,
+    Family,
+    Modules,
+    Rule,
+    Rules,
+    read_keys,
+    with_biases,
+    write_json,
+    write_keys,
+)
 from routerl_jax.models.images import processor_from_hf
 from routerl_jax.models.vision_language import VisionLanguageModel
 
@@ -25,8 +38,15 @@ _CLASSES = {
 _ACTIVATIONS = {"qwen2_vl": "quick_gelu", "qwen2_5_vl": "silu", "qwen3_vl": "gelu_pytorch_tanh"}
 
 _FUSED = ((0, 2, 3), (1,))  # ours [3, embed, heads, width], theirs [3 * heads * width, embed]
-_FUSED_BIAS = ((0, 1, 2),)
 _KERNEL = ((4,), (0,), (1,), (2,), (3,))  # ours [channels, frames, side, side, embed], theirs with embed first
+
+
+_KEYS = {
+    "heads": ("num_heads", 16),
+    "temporal_patch": ("temporal_patch_size", 2),
+    "merge": ("spatial_merge_size", 2),
+    "init_scale": ("initializer_range", 0.02),
+}
 
 
 def vision_from_hf(config: Mapping[str, Any], source: str = "config.json") -> VisionConfig:
@@ -54,16 +74,12 @@ def vision_from_hf(config: Mapping[str, Any], source: str = "config.json") -> Vi
         embed = vision.get("hidden_size", 1152)
     else:
         embed = vision.get("hidden_size", 3584) if newer else vision.get("embed_dim", 1280)
-    common: dict[str, Any] = {
+    common: dict[str, Any] = read_keys(vision, _KEYS) | {
         "model_type": kind,
         "depth": vision.get("depth", 27 if newest else 32),
         "embed": embed,
-        "heads": vision.get("num_heads", 16),
         "patch": vision.get("patch_size", 16 if newest else 14),
-        "temporal_patch": vision.get("temporal_patch_size", 2),
-        "merge": vision.get("spatial_merge_size", 2),
         "rope_theta": float(rope.get("rope_theta", 10_000.0)),
-        "init_scale": vision.get("initializer_range", 0.02),
     }
     if newest:
         positions = vision.get("num_position_embeddings", 2304)
@@ -97,13 +113,10 @@ def vision_to_hf(config: VisionConfig) -> dict[str, Any]:
     common = {
         "model_type": config.model_type,
         "depth": config.depth,
-        "num_heads": config.heads,
+        **write_keys(config, _KEYS),
         "in_channels": config.channels,
         "patch_size": config.patch,
-        "temporal_patch_size": config.temporal_patch,
         "spatial_patch_size": config.patch,
-        "spatial_merge_size": config.merge,
-        "initializer_range": config.init_scale,
     }
     if config.rope_theta != VisionConfig.rope_theta:  # transformers 4 knows of one only
         common["rope_parameters"] = {"rope_type": "axial", "rope_theta": config.rope_theta}
@@ -138,33 +151,28 @@ def vision_rules(config: VisionConfig) -> Rules:
     In transformers 5 the names have the prefix `model.`, but it saves them without.
     """
     layer = "visual.blocks.{}."
-    rules = {
-        ("patch",): Rule("visual.patch_embed.proj.weight", _KERNEL),
-        ("blocks", "attention_norm"): Rule(layer + "norm1.weight", VECTOR),
-        ("blocks", "qkv"): Rule(layer + "attn.qkv.weight", _FUSED),
-        ("blocks", "qkv_bias"): Rule(layer + "attn.qkv.bias", _FUSED_BIAS),
-        ("blocks", "o"): Rule(layer + "attn.proj.weight", FROM_HEADS),
-        ("blocks", "o_bias"): Rule(layer + "attn.proj.bias", VECTOR),
-        ("blocks", "mlp_norm"): Rule(layer + "norm2.weight", VECTOR),
+    first, second = ("linear_fc1", "linear_fc2") if config.table else ("fc1", "fc2")
+    plain = {"up": first, "down": second}
+    feed_forward = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"} if config.gated else plain
+    modules: Modules = {
+        ("blocks", "attention_norm"): (layer + "norm1", VECTOR),
+        ("blocks", "qkv"): (layer + "attn.qkv", _FUSED),
+        ("blocks", "o"): (layer + "attn.proj", FROM_HEADS),
+        ("blocks", "mlp_norm"): (layer + "norm2", VECTOR),
+        **{("blocks", ours): (f"{layer}mlp.{theirs}", TRANSPOSED) for ours, theirs in feed_forward.items()},
     }
-    merger, deep = "visual.merger.", "visual.deepstack_merger_list.{}."
     norm, up, down = ("norm", "linear_fc1", "linear_fc2") if config.table else ("ln_q", "mlp.0", "mlp.2")
-    for ours, stem in {"merger": merger, **({"deep": deep} if config.deep_layers else {})}.items():
-        for name, theirs, axes in (("norm", norm, VECTOR), ("up", up, TRANSPOSED), ("down", down, TRANSPOSED)):
-            rules[(f"{ours}_{name}",)] = Rule(f"{stem}{theirs}.weight", axes)
-            if name != "norm" or config.norm == "layer":
-                rules[(f"{ours}_{name}_bias",)] = Rule(f"{stem}{theirs}.bias", VECTOR)
+    deep = {"deep": "visual.deepstack_merger_list.{}."} if config.deep_layers else {}
+    for ours, stem in ({"merger": "visual.merger."} | deep).items():
+        modules[(f"{ours}_norm",)] = (stem + norm, VECTOR)
+        modules[(f"{ours}_up",)], modules[(f"{ours}_down",)] = (stem + up, TRANSPOSED), (stem + down, TRANSPOSED)
+    rules = with_biases(modules)
+    if config.norm == "rms":  # such norms have no bias
+        rules = {path: rule for path, rule in rules.items() if not path[-1].endswith("norm_bias")}
+    rules[("patch",)] = Rule("visual.patch_embed.proj.weight", _KERNEL)
     if config.table:
         rules[("patch_bias",)] = Rule("visual.patch_embed.proj.bias", VECTOR)
         rules[("places",)] = Rule("visual.pos_embed.weight", MATRIX)
-    if config.norm == "layer":
-        rules[("blocks", "attention_norm_bias")] = Rule(layer + "norm1.bias", VECTOR)
-        rules[("blocks", "mlp_norm_bias")] = Rule(layer + "norm2.bias", VECTOR)
-    first, second = ("linear_fc1", "linear_fc2") if config.table else ("fc1", "fc2")
-    plain = {"up": first, "down": second}
-    for ours, name in ({"gate": "gate_proj", "up": "up_proj", "down": "down_proj"} if config.gated else plain).items():
-        rules[("blocks", ours)] = Rule(f"{layer}mlp.{name}.weight", TRANSPOSED)
-        rules[("blocks", f"{ours}_bias")] = Rule(f"{layer}mlp.{name}.bias", VECTOR)
     return rules
 
 
@@ -220,11 +228,11 @@ def vision_language_rules(config: VisionLanguageConfig) -> Rules:
     if config.model_type != "qwen3_vl":
         return rules
     prefixes = {"model.": "model.language_model.", "visual.": "model.visual."}  # as this model is published
-    return {path: dataclasses.replace(rule, name=_prefixed(rule.name, prefixes)) for path, rule in rules.items()}
 
+    def published(name: str) -> str:
+        return next((new + name.removeprefix(old) for old, new in prefixes.items() if name.startswith(old)), name)
 
-def _prefixed(name: str, prefixes: Mapping[str, str]) -> str:
-    return next((new + name.removeprefix(old) for old, new in prefixes.items() if name.startswith(old)), name)
+    return {path: dataclasses.replace(rule, name=published(rule.name)) for path, rule in rules.items()}
 
 
 def read_processor(model: VisionLanguageModel, directory: pathlib.Path) -> None:
@@ -241,24 +249,20 @@ def save_processor(model: VisionLanguageModel, directory: pathlib.Path) -> None:
     write_json(directory / "preprocessor_config.json", model.image_processor.to_hf())
 
 
-for _kind in VISION_TYPES:
-    FAMILIES.register(_kind)(
-        Family(
-            role="decoder",
-            read=vision_language_from_hf,
-            write=vision_language_to_hf,
-            create=VisionLanguageModel,
-            rules=vision_language_rules,
-            spellings=()
-            if _kind == "qwen3_vl"
-            else (
-                ("model.", "model.language_model."),
-                ("visual.", "model.visual."),
-                ("model.", "language_model.model."),
-                ("lm_head.", "language_model.lm_head."),
-            ),
-            modules=("model.language_model." if _kind == "qwen3_vl" else "model.", "model.language_model."),
-            finish=read_processor,
-            save=save_processor,
-        )
-    )
+QWEN2 = Family(
+    role="decoder",
+    read=vision_language_from_hf,
+    write=vision_language_to_hf,
+    create=VisionLanguageModel,
+    rules=vision_language_rules,
+    spellings=(
+        ("model.", "model.language_model."),
+        ("visual.", "model.visual."),
+        ("model.", "language_model.model."),
+        ("lm_head.", "language_model.lm_head."),
+    ),
+    modules=("model.", "model.language_model."),
+    finish=read_processor,
+    save=save_processor,
+)
+QWEN3 = dataclasses.replace(QWEN2, spellings=(), modules=("model.language_model.", "model.language_model."))

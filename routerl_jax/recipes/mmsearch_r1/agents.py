@@ -7,10 +7,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from routerl_jax.agents import tool_calls
 from routerl_jax.agents.agent import LLM, Agent, CallingAgent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.chat import Chat, ChatRules, read_turn
-from routerl_jax.agents.grammar import Grammar
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import (
     Action,
@@ -30,7 +28,7 @@ from routerl_jax.core.types import (
 from routerl_jax.data.rounds import RecordedRounds
 from routerl_jax.knowledge.base import with_question
 from routerl_jax.recipes.mmsearch_r1 import protocol
-from routerl_jax.recipes.mmsearch_r1.protocol import Kind, Limits, MMSearchCalls
+from routerl_jax.recipes.mmsearch_r1.protocol import Kind, Limits, MMSearchCalls, MMSearchGrammar, MMSearchTags
 from routerl_jax.recipes.mmsearch_r1.rewards import REWARD
 from routerl_jax.recipes.recipe import AgentConfig, Recipe, check_own_protocol
 from routerl_jax.recipes.search import StageSettings, stages_of
@@ -116,10 +114,11 @@ class MMSearchAgent(CallingAgent):
         return await chat.final_answer()
 
     @property
-    def form(self) -> Grammar:
+    def form(self) -> MMSearchGrammar:
         """The tool calls, or the tags."""
-        return self.grammar or protocol.MMSearchTags(
-            tools=(self.image_tool, self.text_tool), image_tool=self.image_tool
+        tools = (self.image_tool, self.text_tool)
+        return dataclasses.replace(
+            self.grammar or MMSearchTags(tools=tools, image_tool=self.image_tool), limits=self.limits
         )
 
     @property
@@ -172,7 +171,7 @@ class MMSearchAgent(CallingAgent):
     ) -> list[int]:
         """The token ids of the first message: the pictures, the question, and with `instruct` the explanation of the task."""
         self.of(tokenizer)  # refuses a model that can't write in this form
-        first = protocol.first(example.question, self.limits, self.instruct, self._words)
+        first = self.form.first(example.question, self.instruct)
         return self._message(first, example, tokenizer, image_marker, self.functions)
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
@@ -200,10 +199,8 @@ class MMSearchAgent(CallingAgent):
         functions: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         content = image_marker * len(example.images) + tokenizer.plain(text, keep=self.special_tokens)
-        if self.grammar:
+        if self.grammar or (self.instruct and tokenizer.instructs_in_chats):
             return tokenizer.chat([Message(role="user", content=content)], tools=functions)
-        if self.instruct and tokenizer.instructs_in_chats:
-            return tokenizer.chat([Message(role="user", content=content)])
         return tokenizer.encode_prompt(f"User: {content}\nAssistant: " if self.instruct else content)
 
     def kind_of(self, tool: str) -> Kind:
@@ -240,19 +237,12 @@ class MMSearchAgent(CallingAgent):
         self, call: Call, passages: Sequence[Passage], kind: Kind, example: Example, earlier: Sequence[Kind]
     ) -> Observation:
         """The observation after a search: the results, then the question again, and its pictures with `repeat_pictures`."""
-        results = protocol.information(call, passages, kind)
-        if self.grammar:
-            results = protocol.results(call, passages, kind, tool_calls.TAGS)
         return [
             "" if self.instruct or self.grammar else "\n",
-            *results,
+            *self.form.results(call, passages, kind),
             *(Shown(image=image) for image in example.images if self.repeat_pictures),
-            protocol.after(example.question, earlier, self.limits, self.instruct, self._words),
+            self.form.after(example.question, earlier, self.instruct),
         ]
-
-    @property
-    def _words(self) -> protocol.Words:
-        return self.grammar.words() if self.grammar else protocol.Words()
 
 
 def bounded(action: Action) -> Action:
@@ -281,7 +271,9 @@ class DirectAnswer(MMSearchAgent):
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
-        return self._message(protocol.direct(example.question, self.instruct), example, tokenizer, image_marker)
+        task = "Look at the picture and answer the question in as few words as possible.\n" if self.instruct else ""
+        end = "" if self.instruct else "\n"
+        return self._message(f"{task}Question: {example.question}{end}", example, tokenizer, image_marker)
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         return await self.begin(example, llm).final_answer()

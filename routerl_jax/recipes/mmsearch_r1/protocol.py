@@ -7,11 +7,13 @@ them the question again.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
+from routerl_jax.agents import tool_calls
 from routerl_jax.agents.grammar import Grammar, RouteChoices, between, one_line, unshown
 from routerl_jax.agents.tool_calls import END_OF_TURN, ToolCalls, has_tags, thought_of
 from routerl_jax.core.text import split_thoughts
@@ -70,14 +72,123 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MMSearchTags(Grammar):
-    """The tags as a grammar. The agent makes the observations, and explains the task.
+class Words:
+    """The instructions on how to write actions. Tool calls have other ones.
+
+    Attributes:
+      inside: where thoughts stand.
+      by_picture, in_words: how to search, in the description of the task.
+      query: how to search by text after an earlier search.
+      results: the sentence that says where results stand.
+    """
+
+    inside: str = " inside <reason> and </reason>"
+    by_picture: str = f"end your turn with {IMAGE_SEARCH}"
+    in_words: str = "end your turn with a short search query inside <text_search> and </text_search>"
+    query: str = "end with a query inside <text_search> and </text_search>"
+    results: str = "What is found stands inside <information> and </information>. "
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MMSearchGrammar(Grammar):
+    """What tags and tool calls have in common: what is said to the policy in every round, and how results are shown.
 
     Attributes:
       image_tool: the knowledge base that is searched by the picture; the other one is searched in words.
+      limits: what the texts say about searches.
     """
 
+    foreign: ClassVar[tuple[str, ...]] = TAGS  # tags that are broken up in results
+
     image_tool: str
+    limits: Limits = Limits()
+
+    @property
+    @abc.abstractmethod
+    def words(self) -> Words:
+        """How the policy is told to write its actions."""
+
+    def first(self, question: str, instruct: bool) -> str:
+        """The text after the picture in the first message."""
+        if not instruct:
+            return f"Question: {question}\n"
+        return f"{self.instructions()}\n\nThe question: {question}"
+
+    def after(self, question: str, earlier: Sequence[Kind], instruct: bool) -> str:
+        """The text after a search's results: the question again, and the actions allowed now (table 3)."""
+        if not instruct:
+            return f"Question: {question}\n"
+        words, lines = self.words, [f"The question: {question}"]
+        if earlier[-1] == "image":
+            lines.append("Find out from these results what the picture shows, as far as the question asks for it.")
+        if self.limits.allows("text", earlier):
+            lines.append(
+                f"Think{words.inside} about what is still missing. If it must be looked up, {words.query} that names what the "
+                "picture shows. Otherwise write the answer alone inside <answer> and </answer>."
+            )
+        else:
+            lines.append(
+                f"Think{words.inside} about what the results say. No search is left. If the answer is neither in "
+                f"them nor known to you, end with the words: {REFUSAL}. Otherwise write the answer alone inside <answer> and "
+                "</answer>."
+            )
+        return "\n".join(lines)
+
+    def results(self, call: Call, passages: Sequence[Passage], kind: Kind) -> list[str | Shown]:
+        """The results of a search: thumbnails with titles, or summaries with links (section 2.2, figure 2); or why there are
+        none.
+
+        Tags within titles and summaries are broken up, so that results can't write actions in place of the policy.
+        """
+        if message := unshown(call, passages):
+            return [f"{message}\n"]
+        pieces: list[str | Shown] = []
+        for number, passage in enumerate(passages, 1):
+            if kind == "image":
+                pieces.append(f"{number}. ")
+                if passage.image:
+                    pieces.append(Shown(passage=passage.id, image=passage.image))
+                pieces.append(f" {one_line(passage.title or passage.text, self.foreign)}\n")
+            else:
+                link = f"({passage.id}) " if "://" in passage.id else ""
+                titled = passage.title and passage.title not in passage.text
+                text = f"{passage.title}: {passage.text}" if titled else passage.text
+                pieces.append(f"{number}. {link}{one_line(text, self.foreign)}\n")
+        return pieces
+
+    def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
+        return self.results(call, passages, "image" if call.tool == self.image_tool else "text")
+
+    def instructions(self) -> str:
+        words, limits = self.words, self.limits
+        by_picture = (
+            f"If you cannot tell what the picture shows and need to, {words.by_picture}. The picture is then "
+            "searched for, and you see similar pictures with their titles"
+            + (" (in your first turn alone)" if limits.image_first else "")
+            + (". " if limits.image_searches == 1 else f", up to {limits.image_searches} times. ")
+        )
+        in_words = f"If you know what is shown but lack a fact, {words.in_words}; summaries of what is found follow" + (
+            ". " if limits.text_searches == 1 else f". You may do this {limits.text_searches} times. "
+        )
+        return (
+            "Answer the question about the picture. First look for what you recognise in it: people, places, objects, "
+            "writing, events. "
+            + (by_picture if limits.image_searches else "")
+            + (in_words if limits.text_searches else "")
+            + f"{words.results}If you are sure of what is shown and of the answer, "
+            f"search for nothing. Begin each turn with your thoughts{words.inside}, then do one thing: search or "
+            "answer. Write the answer alone, in a few words, inside <answer> and </answer>, for example <answer>Mount "
+            "Kenya</answer>."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MMSearchTags(MMSearchGrammar):
+    """The paper's tags."""
+
+    @property
+    def words(self) -> Words:
+        return Words()
 
     @property
     def text_tool(self) -> str:
@@ -99,10 +210,33 @@ class MMSearchTags(Grammar):
         return RouteChoices(opening=f"{REASON[1]}\n", stop="</answer>", names=names)
 
     def parse(self, text: str) -> Action:
-        return parse(text, image_tool=self.image_tool, text_tool=self.text_tool)
+        """The action of a turn. A search must be at its end. The agent checks whether the action is allowed now.
+
+        If there are an answer and a refusal, the answer counts. Several actions, or none, are invalid. Thoughts are no actions,
+        though the released scorer takes an answer from them, too.
+        """
+        thought, said = split_thoughts(text, "reason")
+        said = said.strip()
+        answer, query = between(said, "<answer>", "</answer>"), between(said, "<text_search>", "</text_search>")
+        if sum((answer is not None, query is not None, IMAGE_SEARCH in said)) > 1:
+            error = "there are several actions in one turn; write one"
+            return Action(kind="invalid", thought=thought, error=error)
+        if answer is not None:
+            return Action(kind="answer", answer=answer, thought=thought)
+        if said.endswith(IMAGE_SEARCH):
+            return Action(kind="search", tool=self.image_tool, thought=thought)
+        if query is not None and said.endswith("</text_search>"):
+            query = " ".join(query.split())[:QUERY_LETTERS]
+            if query:
+                return Action(kind="search", tool=self.text_tool, query=query, thought=thought)
+            return Action(kind="invalid", thought=thought, error="the query is empty")
+        if REFUSAL in said:
+            return Action(kind="refusal", thought=thought)
+        return Action(kind="invalid", thought=thought, error="there is neither a search at the end nor an answer")
 
     def well_formed(self, text: str) -> bool:
-        return self.parse(text).kind != "invalid" and well_formed(text)
+        """Whether a turn has a `form`. A refusal has; the reward decides whether it earns anything."""
+        return self.parse(text).kind != "invalid" and form(text) != ""
 
     def write_search(self, thought: str, query: str, tool: str) -> str:
         action = IMAGE_SEARCH if tool == self.image_tool else f"<text_search>{query}</text_search>"
@@ -111,41 +245,12 @@ class MMSearchTags(Grammar):
     def write_answer(self, thought: str, answer: str) -> str:
         return f"<reason>{thought}</reason>\n<answer>{answer}</answer>"
 
-    def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
-        return information(call, passages, "image" if call.tool == self.image_tool else "text")
+    def results(self, call: Call, passages: Sequence[Passage], kind: Kind) -> list[str | Shown]:
+        return ["<information>\n", *super().results(call, passages, kind), "</information>\n"]
 
     def reminder(self, error: str) -> str:
         """The protocol has none: the answer follows an invalid turn."""
         return ""
-
-    def instructions(self) -> str:
-        return _task(Limits(), _TAGGED)
-
-
-def parse(text: str, *, image_tool: str, text_tool: str) -> Action:
-    """The action of a turn. A search must be at its end. The agent checks whether the action is allowed now.
-
-    If there are an answer and a refusal, the answer counts. Several actions, or none, are invalid. Thoughts are no actions,
-    though the released scorer takes an answer from them, too.
-    """
-    thought, said = split_thoughts(text, "reason")
-    said = said.strip()
-    answer, query = between(said, "<answer>", "</answer>"), between(said, "<text_search>", "</text_search>")
-    if sum((answer is not None, query is not None, IMAGE_SEARCH in said)) > 1:
-        error = "there are several actions in one turn; write one"
-        return Action(kind="invalid", thought=thought, error=error)
-    if answer is not None:
-        return Action(kind="answer", answer=answer, thought=thought)
-    if said.endswith(IMAGE_SEARCH):
-        return Action(kind="search", tool=image_tool, thought=thought)
-    if query is not None and said.endswith("</text_search>"):
-        query = " ".join(query.split())[:QUERY_LETTERS]
-        if query:
-            return Action(kind="search", tool=text_tool, query=query, thought=thought)
-        return Action(kind="invalid", thought=thought, error="the query is empty")
-    if REFUSAL in said:
-        return Action(kind="refusal", thought=thought)
-    return Action(kind="invalid", thought=thought, error="there is neither a search at the end nor an answer")
 
 
 def form(text: str, released: bool = False) -> Literal["answer", "image", "text", "refusal", ""]:
@@ -174,136 +279,14 @@ def form(text: str, released: bool = False) -> Literal["answer", "image", "text"
     return ""
 
 
-def well_formed(text: str) -> bool:
-    """Whether a turn has a form of this protocol. A refusal has; the reward decides whether it earns anything."""
-    return form(text) != ""
-
-
-# --- what is said to the policy ---
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Words:
-    """The instructions on how to write actions. Tool calls have other ones (`calls`).
-
-    Attributes:
-      inside: where thoughts stand.
-      by_picture, in_words: how to search, in the description of the task.
-      query: how to search by text after an earlier search.
-      results: the sentence that says where results stand.
-    """
-
-    inside: str = " inside <reason> and </reason>"
-    by_picture: str = f"end your turn with {IMAGE_SEARCH}"
-    in_words: str = "end your turn with a short search query inside <text_search> and </text_search>"
-    query: str = "end with a query inside <text_search> and </text_search>"
-    results: str = "What is found stands inside <information> and </information>. "
-
-
-_TAGGED = Words()
-
-
-def first(question: str, limits: Limits, instruct: bool, words: Words = _TAGGED) -> str:
-    """The text after the picture in the first message."""
-    if not instruct:
-        return f"Question: {question}\n"
-    return f"{_task(limits, words)}\n\nThe question: {question}"
-
-
-def direct(question: str, instruct: bool) -> str:
-    """The text after the picture for a direct answer without searches (table 5)."""
-    if not instruct:
-        return f"Question: {question}\n"
-    return f"Look at the picture and answer the question in as few words as possible.\nQuestion: {question}"
-
-
-def _task(limits: Limits, words: Words) -> str:
-    by_picture = (
-        f"If you cannot tell what the picture shows and need to, {words.by_picture}. The picture is then "
-        "searched for, and you see similar pictures with their titles"
-        + (" (in your first turn alone)" if limits.image_first else "")
-        + (". " if limits.image_searches == 1 else f", up to {limits.image_searches} times. ")
-    )
-    in_words = f"If you know what is shown but lack a fact, {words.in_words}; summaries of what is found follow" + (
-        ". " if limits.text_searches == 1 else f". You may do this {limits.text_searches} times. "
-    )
-    return (
-        "Answer the question about the picture. First look for what you recognise in it: people, places, objects, writing, "
-        "events. "
-        + (by_picture if limits.image_searches else "")
-        + (in_words if limits.text_searches else "")
-        + f"{words.results}If you are sure of what is shown and of the answer, "
-        f"search for nothing. Begin each turn with your thoughts{words.inside}, then do one thing: search or "
-        "answer. Write the answer alone, in a few words, inside <answer> and </answer>, for example <answer>Mount "
-        "Kenya</answer>."
-    )
-
-
-def after(question: str, earlier: Sequence[Kind], limits: Limits, instruct: bool, words: Words = _TAGGED) -> str:
-    """The text after a search's results: the question again, and the actions allowed now (table 3)."""
-    if not instruct:
-        return f"Question: {question}\n"
-    lines = [f"The question: {question}"]
-    if earlier[-1] == "image":
-        lines.append("Find out from these results what the picture shows, as far as the question asks for it.")
-    if limits.allows("text", earlier):
-        lines.append(
-            f"Think{words.inside} about what is still missing. If it must be looked up, {words.query} that names what the "
-            "picture shows. Otherwise write the answer alone inside <answer> and </answer>."
-        )
-    else:
-        lines.append(
-            f"Think{words.inside} about what the results say. No search is left. If the answer is neither in "
-            f"them nor known to you, end with the words: {REFUSAL}. Otherwise write the answer alone inside <answer> and "
-            "</answer>."
-        )
-    return "\n".join(lines)
-
-
-def information(call: Call, passages: Sequence[Passage], kind: Kind) -> list[str | Shown]:
-    """The results of a search: thumbnails with titles, or summaries with links (section 2.2, figure 2); or why there are none.
-
-    Tags within titles and summaries are broken up, so that results can't write actions in place of the policy.
-    """
-    return ["<information>\n", *results(call, passages, kind), "</information>\n"]
-
-
-def results(call: Call, passages: Sequence[Passage], kind: Kind, tags: Sequence[str] = TAGS) -> list[str | Shown]:
-    """The content of `information`, with these tags broken up."""
-    if message := unshown(call, passages):
-        return [f"{message}\n"]
-    pieces: list[str | Shown] = []
-    for number, passage in enumerate(passages, 1):
-        if kind == "image":
-            pieces.append(f"{number}. ")
-            if passage.image:
-                pieces.append(Shown(passage=passage.id, image=passage.image))
-            pieces.append(f" {one_line(passage.title or passage.text, tags)}\n")
-        else:
-            link = f"({passage.id}) " if "://" in passage.id else ""
-            text = (
-                passage.text
-                if not passage.title or passage.title in passage.text
-                else f"{passage.title}: {passage.text}"
-            )
-            pieces.append(f"{number}. {link}{one_line(text, tags)}\n")
-    return pieces
-
-
-# --- the same actions as tool calls ---
-
 _REFUSED = re.compile(rf"(.*?){re.escape(REFUSAL)}\W*", re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MMSearchCalls(ToolCalls):
-    """`ToolCalls` with a search by the question's picture, and with the protocol's words of refusal.
+class MMSearchCalls(MMSearchGrammar, ToolCalls):
+    """`ToolCalls` with a search by the question's picture, and with the protocol's words of refusal."""
 
-    Attributes:
-      image_tool: the knowledge base that is searched by the picture.
-    """
-
-    image_tool: str
+    foreign: ClassVar[tuple[str, ...]] = tool_calls.TAGS
 
     @property
     def _all_schemas(self) -> dict[str, ToolSchema]:
@@ -324,8 +307,8 @@ class MMSearchCalls(ToolCalls):
         refused = _REFUSED.fullmatch(END_OF_TURN.sub("", text))
         return refused is not None and not has_tags(refused[1])
 
+    @property
     def words(self) -> Words:
-        """How the policy is told to write its actions."""
         by_picture, (in_words,) = (
             self._all_schemas[self.image_tool].name,
             [schema.name for tool, schema in self._all_schemas.items() if tool != self.image_tool],

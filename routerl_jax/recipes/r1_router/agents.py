@@ -17,7 +17,6 @@ from routerl_jax.agents.agent import (
     FixedRouting,
     LearnsFrom,
     Pieces,
-    PolicyRouting,
     RandomRouting,
     Routing,
     Tools,
@@ -28,9 +27,9 @@ from routerl_jax.agents.grammar import NO_TOOL, TOO_LONG
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Episode, Example, Query, Turn
 from routerl_jax.data.trajectories import Document, GoldenStep, document_of, golden_step
-from routerl_jax.engine.streams import PromptTooLong
+from routerl_jax.engine.policy import PromptTooLong
 from routerl_jax.knowledge.base import with_picture
-from routerl_jax.recipes.r1_router.steps import History, RouteCalls, StepCalls, StepPrompt, StepProtocol
+from routerl_jax.recipes.r1_router.steps import History, RouteCalls, StepPrompt, StepProtocol
 from routerl_jax.recipes.recipe import TOOL_CALLS, AgentConfig, Recipe
 from routerl_jax.recipes.search import StageSettings, stages_of
 
@@ -147,35 +146,29 @@ class StepChats:
     def __init__(self, agent: StepAgent, example: Example, llm: LLM) -> None:
         self.agent, self.example, self._llm = agent.of(llm.tokenizer), example, llm
 
-    async def turn(
-        self, prompt: StepPrompt, protocol: StepProtocol | None = None, *, forced: str = "", max_tokens: int = 0
-    ) -> tuple[Turn, Action]:
-        """The policy's turn in a chat, and its action.
-
-        Args:
-          protocol: another one than the agent's.
-          forced: begins the turn instead of `prompt_suffix`.
+    async def turn(self, prompt: StepPrompt, *, forced: str = "", max_tokens: int = 0) -> tuple[Turn, Action]:
+        """The policy's turn in a chat, and its action. `forced` begins the turn instead of `prompt_suffix`.
 
         Raises:
           PromptTooLong: there is no room for a turn.
         """
-        agent, example = self.agent, self.example
-        if protocol is not None:
-            agent = dataclasses.replace(agent, protocol=protocol)
+        agent, example, form = self.agent, self.example, prompt.form
         opening = agent.prompt_ids(prompt, example, self._llm.tokenizer, self._llm.image_marker)
         self.latest = chat = self._llm.conversation(opening, example.images)
         if begun := forced or agent.prompt_suffix:
             if chat.tokens_of(begun) >= chat.room:
                 raise PromptTooLong(f"the prompt of example {example.id!r} leaves no room for a turn")
             chat.force(begun)
-        turn = await chat.generate(
-            stop=agent.protocol.stops(prompt), max_tokens=min(max_tokens or agent.max_turn_tokens, chat.room)
-        )
+        turn = await chat.generate(stop=form.stops, max_tokens=min(max_tokens or agent.max_turn_tokens, chat.room))
         chat.close()
-        turn.asked = prompt.asked
-        turn.action, formed = agent.protocol.read(prompt, turn.forced + turn.text, bool(forced))
-        # a message ends with the template's own token
-        turn.well_formed = formed and (not agent.functions or turn.stop_reason == "eos")
+        turn.asked, text = prompt.asked, turn.forced + turn.text
+        turn.action = form.parse(text)
+        if agent.functions:  # a message ends with the template's own token
+            turn.well_formed = form.well_formed(text) and turn.stop_reason == "eos"
+        else:  # the policy could not write a thought before an answer that was begun for it
+            turn.well_formed = form.well_formed(
+                f"<think></think>{text}" if forced and prompt.asked != "route" else text
+            )
         return turn, turn.action
 
     def room(self, prompt: StepPrompt) -> int:
@@ -195,15 +188,13 @@ class StepChats:
 
     async def further_route(self, history: History) -> Action | None:
         """The route of a policy that would stop, and may not; None if it writes none."""
-        protocol, openings = self.agent.protocol, ("",)
-        if isinstance(protocol, StepCalls):
-            protocol = protocol.unending()
-        else:
+        prompt, openings = self.agent.protocol.unending().route(self.example.question, history), ("",)
+        if not self.agent.functions:  # the sub-question is begun, then its retriever
+            begins = "<think></think>\n<sub-question>"
             question = self._llm.tokenizer.plain(self.example.question)
-            openings = (protocol.route_opening(), protocol.route_opening(question))
-        prompt = protocol.route(self.example.question, history)
+            openings = (begins, f"{begins}{question}</sub-question>\n<ret>")
         for opening in openings:
-            _, action = await self.turn(prompt, protocol, forced=opening)
+            _, action = await self.turn(prompt, forced=opening)
             if _searches(action):
                 return action
         return None
@@ -235,7 +226,7 @@ class StepwiseAgent(StepAgent):
         `<answer>` is begun for the policy. If no route can be read, the final answer follows.
       answer_tokens: most tokens of an answer begun for the policy.
       sees: knowledge bases that get the question's picture, if there is one, besides the sub-question.
-      routing: chooses the knowledge base that is called; the policy does, except in baselines.
+      routing: chooses the knowledge base that is called, in baselines; None: the policy does.
       beyond: the further search if the policy would stop before the budget is spent. None: none, it stops. "own": the agent
         begins a sub-question and the policy completes it (a policy that calls functions gets no function to stop with). If the
         policy writes none again, the question itself is sent to the last retriever that it named. A routing: the question
@@ -247,7 +238,7 @@ class StepwiseAgent(StepAgent):
     attempts: int = 3
     answer_tokens: int = 64
     sees: tuple[str, ...] = ("text_image",)
-    routing: Routing = PolicyRouting()
+    routing: Routing | None = None
     beyond: Routing | Literal["own"] | None = None
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
@@ -263,7 +254,9 @@ class StepwiseAgent(StepAgent):
             if action is None:
                 break
             last_tool = action.tool
-            tool = self.routing(action.tool, self.tools, example, llm.sample, step)
+            tool = action.tool
+            if self.routing is not None:
+                tool = self.routing(tool, self.tools, example, llm.sample, step)
             call = await tools[tool].search(self.query(tool, action.query, example), self.k)
             answer = await chats.answer(self.read(action.query, call, chats), self.attempts, self.answer_tokens)
             history.append((action.query, answer or _UNKNOWN))
@@ -369,12 +362,10 @@ def r1_router(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Se
         )
     if unknown := [name for name in agent.sees if name not in tools]:
         raise ValueError(f"config.agent.sees: {unknown[0]!r} is no knowledge base; there are: {', '.join(tools)}")
-    protocol = StepProtocol(tools=tuple(tools))
-    if agent.grammar == TOOL_CALLS:
-        protocol = StepCalls(tools=tuple(tools), routes=RouteCalls(tools=tuple(tools)))
+    calls = RouteCalls(tools=tuple(tools)) if agent.grammar == TOOL_CALLS else None
     return Recipe(
         agent=StepwiseAgent(
-            protocol=protocol,
+            protocol=StepProtocol(tools=tuple(tools), calls=calls),
             max_searches=agent.max_searches,
             k=agent.k,
             max_turn_tokens=agent.max_turn_tokens,

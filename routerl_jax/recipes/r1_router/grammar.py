@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices, between, unshown
 from routerl_jax.core.text import one_line, split_thoughts
 from routerl_jax.core.types import Action, Call, Passage
 from routerl_jax.data.trajectories import label_of, tool_of
-
-
-def retriever_choices(tools: Sequence[str], searches: Callable[[str], bool]) -> RouteChoices:
-    """How a retriever is named inside <ret>. The choice is open if the text `searches`, whatever name follows."""
-    names = {tool: f"{label_of(tool)}</ret>" for tool in tools}
-    some = next(iter(names.values()))
-    return RouteChoices(opening="<ret>", stop="</ret>", names=names, open=lambda text: searches(text + some))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +40,12 @@ class R1RouterGrammar(Grammar):
 
     @property
     def choices(self) -> RouteChoices:
-        return retriever_choices(self.tools, lambda text: self.parse(text).kind == "search")
+        """The retriever. The choice is open if the text is a search, whatever name follows."""
+        names = {tool: f"{label_of(tool)}</ret>" for tool in self.tools}
+        some = next(iter(names.values()))
+        return RouteChoices(
+            opening="<ret>", stop="</ret>", names=names, open=lambda text: self.parse(text + some).kind == "search"
+        )
 
     def parse(self, text: str) -> Action:
         thought, said = split_thoughts(text)

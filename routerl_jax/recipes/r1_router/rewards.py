@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from routerl_jax.agents.grammar import NO_TOOL
-from routerl_jax.core.types import Episode, Passage, Turn
+from routerl_jax.core.types import Action, Episode, Passage, Turn
 from routerl_jax.data.gold_paths import GoldHop, gold_path
 from routerl_jax.data.trajectories import RETRIEVERS, GoldenStep, golden_step, label_of
 from routerl_jax.knowledge.encoders import TextEncoder, shared_encoder
@@ -252,11 +252,11 @@ def turn_route_reward(
       encoder: see `knowledge.encoders.shared_encoder`. It embeds all texts of the step in one call.
     """
     judged = [
-        [route for route in routes(episode, normalizer) if episode.turns[route.turn].well_formed]
+        [route for route in _walk(episode, normalizer, "search") if episode.turns[route.turn].well_formed]
         for episode in episodes
     ]
     pairs = {
-        (i, route.turn, index): (_query(episodes[i].turns[route.turn]), hop.query.lower())
+        (i, route.turn, index): (_action(episodes[i].turns[route.turn]).query.lower(), hop.query.lower())
         for i, of_episode in enumerate(judged)
         for route in of_episode
         for index, hop in route.open
@@ -275,7 +275,9 @@ def turn_route_reward(
             if route.open and not any(hop.query or hop.kb for _, hop in route.open):
                 worths += [HopScore(route.turn, *value) for value in values]
             else:
-                worths.append(HopScore(route.turn, *_best(values or [(-1, (alpha + beta) * _stops(turn))])))
+                worths.append(
+                    HopScore(route.turn, *_best(values or [(-1, (alpha + beta) * (_action(turn).tool == NO_TOOL))]))
+                )
         rewards.append(_gains(len(episode.turns), worths))
     return rewards
 
@@ -290,10 +292,10 @@ def turn_answer_reward(episodes: Sequence[Episode], normalizer: str = "vqa") -> 
     rewards = []
     for episode in episodes:
         worths = []
-        for judged in answers(episode, normalizer):
+        for judged in _walk(episode, normalizer, "answer"):
             turn = episode.turns[judged.turn]
             values = [
-                (index, turn.well_formed * f1_recall(_answer(turn), hop.value, normalizer))
+                (index, turn.well_formed * f1_recall(_action(turn).answer, hop.value, normalizer))
                 for index, hop in judged.open
                 if hop.value
             ]
@@ -327,16 +329,6 @@ TURN_ROUTE = TurnTerm(turn_route_reward)
 TURN_ANSWER = TurnTerm(turn_answer_reward)
 
 
-def routes(episode: Episode, normalizer: str) -> list[Judged]:
-    """The route turns, each with the hops that were open then; [] if the example has no gold path."""
-    return [judged for judged in _walk(episode, normalizer) if episode.turns[judged.turn].action.kind == "search"]  # type: ignore[union-attr]
-
-
-def answers(episode: Episode, normalizer: str) -> list[Judged]:
-    """The turns with an intermediate answer, each with the hops that were open before it."""
-    return [judged for judged in _walk(episode, normalizer) if episode.turns[judged.turn].action.kind == "answer"]  # type: ignore[union-attr]
-
-
 def _best(values: Sequence[tuple[int, float]]) -> tuple[int, float]:
     """The largest value with its index; the first of equals."""
     return max(values, key=lambda pair: pair[1])
@@ -352,8 +344,8 @@ def _gains(turns: int, scores: Sequence[HopScore]) -> list[float]:
     return rewards
 
 
-def _walk(episode: Episode, normalizer: str) -> Iterator[Judged]:
-    """Routes and intermediate answers in order, each with the hops that are open for it.
+def _walk(episode: Episode, normalizer: str, wanted: Literal["search", "answer"]) -> Iterator[Judged]:
+    """The routes, or the intermediate answers, each with the hops that are open for it; none without a gold path.
 
     A hop opens once the hops that it needs are closed. It is closed by an intermediate answer with its whole value; or, if the
     value is not known, by any answer after a search that found its passage. If the policy reads passages in its own
@@ -370,10 +362,14 @@ def _walk(episode: Episode, normalizer: str) -> Iterator[Judged]:
         if kind == "invalid" or k == final:
             continue
         hops = _open(waiting)
-        yield Judged(k, hops)
+        if kind == wanted:
+            yield Judged(k, hops)
         if kind == "answer":
-            closed = next((i for i, hop in hops if _closes(turn, hop, latest_passages, normalizer)), None)
-            waiting.pop(closed, None)  # type: ignore[arg-type]
+            for index, hop in hops:
+                said = _action(turn).answer
+                if f1_recall(said, hop.value, normalizer) == 1.0 if hop.value else hop.found_in(latest_passages):
+                    del waiting[index]
+                    break
             continue
         latest_passages = _passages(turn)
         if not turn.asked:
@@ -387,26 +383,15 @@ def _open(waiting: Mapping[int, GoldHop]) -> Open:
     return tuple((index, hop) for index, hop in waiting.items() if not any(needed in waiting for needed in hop.needs))
 
 
-def _closes(turn: Turn, hop: GoldHop, passages: tuple[Passage, ...], normalizer: str) -> bool:
-    """Whether an intermediate answer closes the hop."""
-    return f1_recall(_answer(turn), hop.value, normalizer) == 1.0 if hop.value else hop.found_in(passages)
-
-
-def _stops(turn: Turn) -> bool:
-    assert turn.action is not None
-    return turn.action.tool == NO_TOOL
-
-
 def _route(turn: Turn, hop: GoldHop, likeness: float | None, alpha: float, beta: float) -> float:
     """The worth of a route at an open hop; 0 if the route makes no search, because it stops or the budget is spent."""
-    assert turn.action is not None
-    if _stops(turn) or not turn.calls:
+    if _action(turn).tool == NO_TOOL or not turn.calls:
         return 0.0
     parts = []
     if likeness is not None:
         parts.append((alpha, likeness))
     if hop.kb:
-        parts.append((beta, float(turn.action.tool == hop.kb)))
+        parts.append((beta, float(_action(turn).tool == hop.kb)))
     elif hop.passage_id:
         parts.append((beta, float(hop.found_in(_passages(turn)))))
     if not parts:
@@ -428,9 +413,6 @@ def _final(episode: Episode) -> int | None:
     return last if action is not None and action.kind == "answer" else None
 
 
-def _query(turn: Turn) -> str:
-    return turn.action.query.lower() if turn.action is not None else ""
-
-
-def _answer(turn: Turn) -> str:
-    return turn.action.answer if turn.action is not None else ""
+def _action(turn: Turn) -> Action:
+    assert turn.action is not None, "only turns with an action are judged"
+    return turn.action

@@ -10,12 +10,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from routerl_jax.agents import tool_calls
 from routerl_jax.agents.agent import LLM, Agent, CallingAgent, LearnsFrom, Pieces, Tools
 from routerl_jax.agents.chat import Chat, ChatRules, read_turn
-from routerl_jax.agents.grammar import Grammar
+from routerl_jax.agents.grammar import opening_ids
 from routerl_jax.agents.observation import Look, Marked, Spoken
-from routerl_jax.agents.tool_calls import LOOK, LookingCalls
+from routerl_jax.agents.tool_calls import LOOK
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import (
     Action,
@@ -24,8 +23,6 @@ from routerl_jax.core.types import (
     DemonstrationStep,
     Episode,
     Example,
-    Message,
-    Observation,
     Passage,
     Shown,
     Turn,
@@ -36,7 +33,7 @@ from routerl_jax.models.regions import RefusedRegion, RegionRule, Size, reframed
 from routerl_jax.recipes.recipe import AgentConfig, Recipe, check_own_protocol
 from routerl_jax.recipes.search import StageSettings, stages_of
 from routerl_jax.recipes.vrag_rl import protocol
-from routerl_jax.recipes.vrag_rl.protocol import Shows
+from routerl_jax.recipes.vrag_rl.protocol import PageGrammar, Shows, VRAGCalls, VRAGTags
 from routerl_jax.recipes.vrag_rl.rewards import AFTER_SFT
 
 # Pixels per image token of Qwen2.5-VL: the sides of the copies to which recorded boxes refer are multiples of this.
@@ -91,7 +88,7 @@ class VRAGAgent(CallingAgent):
     thoughts: bool = False
     recorded_pixels: tuple[int, ...] = (4 * 28 * 28, 512 * 28 * 28)
     instruct: bool = False
-    grammar: LookingCalls | None = None
+    grammar: VRAGCalls | None = None
 
     def __post_init__(self) -> None:
         if self.thoughts:
@@ -122,10 +119,11 @@ class VRAGAgent(CallingAgent):
         return await chat.final_answer()
 
     @property
-    def form(self) -> Grammar:
+    def form(self) -> PageGrammar:
         """The tool calls, or the tags."""
-        return self.grammar or protocol.VRAGTags(
-            tools=(self.tool,), looks=self.looks, max_turns=self.max_turns, regions=self.regions, shows=self.shows
+        grammar = self.grammar or VRAGTags(tools=(self.tool,))
+        return dataclasses.replace(
+            grammar, looks=self.looks, max_turns=self.max_turns, regions=self.regions, shows=self.shows
         )
 
     @property
@@ -200,21 +198,9 @@ class VRAGAgent(CallingAgent):
         """The token ids of the prompt: the question's pictures, the question, and with `instruct` the explanation of the
         task."""
         question = image_marker * len(example.images) + tokenizer.plain(example.question)
-        if self.grammar:
-            self.of(tokenizer)  # refuses a model without such a form
-            words = protocol.tool_call_words(self.functions[0]["function"]["name"])
-            task = protocol.task(self.max_turns, self.looks, self.regions, self.shows, words)
-            system = [Message(role="system", content=task)] if self.instruct else []
-            request = Message(role="user", content=f"Question: {question}")
-            return tokenizer.chat([*system, request], tools=self.functions)
-        if not self.instruct:
-            return tokenizer.encode_prompt(f"Question: {question}\n")
-        task = self.form.instructions()
-        if not tokenizer.instructs_in_chats:
-            return tokenizer.encode_prompt(f"{task}\n\nUser: Question: {question}\nAssistant: ")
-        return tokenizer.chat(
-            [Message(role="system", content=task), Message(role="user", content=f"Question: {question}")]
-        )
+        self.of(tokenizer)  # refuses a model that can't write in this form
+        task = self.form.instructions() if self.instruct else None
+        return opening_ids(tokenizer, f"Question: {question}", task, self.functions or None)
 
     def pieces(self, demonstration: Demonstration) -> Pieces:
         """The turns of a demonstration. A step with a box is a closer look, any other a search that finds its passages."""
@@ -230,7 +216,7 @@ class VRAGAgent(CallingAgent):
             call = Call(tool=step.tool, query=step.query, passages=step.passages)
             fresh = self.fresh(step.passages, shown_ids)
             shown_ids.update(passage.id for passage in fresh)
-            pieces.append((self.rules.framed(self._page(call, fresh, fresh)), False))
+            pieces.append((self.rules.framed(self.form.page(call, fresh, fresh)), False))
         if not demonstration.forced:
             last = self.form.write_answer(demonstration.thought, demonstration.answer)
             return [*pieces, (self.spoken(lambda _: last), True)]
@@ -326,13 +312,9 @@ class VRAGAgent(CallingAgent):
         if self.shows == "picture":
             call = await tool.with_pictures(call, fresh)
             fresh = self.fresh(call.passages, shown_ids)
-        page = functools.partial(self._page, call, fresh)
+        page = functools.partial(self.form.page, call, fresh)
         shown = await chat.show(call, fresh, page, cut=self.shows == "text")
         shown_ids.update(passage.id for passage in shown or ())
-
-    def _page(self, call: Call, fresh: Sequence[Passage], shown: Sequence[Passage]) -> Observation:
-        tags = tool_calls.TAGS if self.grammar else protocol.TAGS
-        return protocol.page(call, fresh, shown, self.shows, tags)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -346,7 +328,7 @@ class VanillaRAG(VRAGAgent):
         chat = self.begin(example, llm)
         question = llm.tokenizer.plain(example.question)
         search = f"{protocol.SEARCH_OPENING}{question}</search>"
-        if self.grammar:
+        if self.functions:
             search = chat.protocol.write_search("", question, self.tool)
         if chat.tokens_of(search) <= chat.room - chat.reserve:
             chat.write(search).action = Action(kind="search", tool=self.tool, query=example.question)
@@ -430,7 +412,7 @@ def vrag_rl(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Sequ
             max_observation_tokens=agent.max_observation_tokens,
             answer_tokens=agent.answer_tokens,
             instruct=agent.instruct,
-            grammar=LookingCalls(tools=tuple(tools)) if agent.grammar else None,
+            grammar=VRAGCalls(tools=tuple(tools)) if agent.grammar else None,
         ),
         stages=stages_of(stages, normalizer),
         reward=AFTER_SFT.reward,

@@ -14,6 +14,9 @@ from tests import tiny
 from tests.agents.scripted import ScriptedEngine
 
 EXAMPLE = Example(id="q", question="Who was the mother of the author?", answers=("Mary",))
+Q = EXAMPLE.question
+BARE: dict[str, Any] = {"instruct": False}
+BOTH = ("text", "table")
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
@@ -75,6 +78,11 @@ def played(
     assert not left, f"turns that were not asked for: {left}"
     assert not made.live
     return Played(episode, asked, [made.tokenizer.decode(one.tokens) for one in episode.sequences])
+
+
+def kinds(episode: Episode) -> list[str | None]:
+    """The kind of each turn's action."""
+    return [turn.action and turn.action.kind for turn in episode.turns]
 
 
 def with_template() -> Tokenizer:

@@ -6,11 +6,11 @@ import pathlib
 from typing import Any
 
 from routerl_jax.agents.agent import Agent
-from routerl_jax.agents.live import LiveAgent
 from routerl_jax.engine.loop import EngineLoop
 from routerl_jax.engine.sampling import GREEDY
 from routerl_jax.extras.chat.session import Chat
 from routerl_jax.extras.policy_server.answerer import Searcher
+from routerl_jax.extras.policy_server.live import LiveAgent
 from tests.agents.scripted import AGENT, ANSWER, SEARCH, knowledge
 
 

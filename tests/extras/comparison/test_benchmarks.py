@@ -20,7 +20,7 @@ from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.knowledge.bm25 import Bm25Config, build_bm25
 from routerl_jax.knowledge.corpus import read_corpus
 from routerl_jax.knowledge.pages.reading import Problems
-from routerl_jax.knowledge.pictures.build import read_pictures
+from routerl_jax.knowledge.pictures import read_pictures
 from routerl_jax.knowledge.tables import read_tables
 from routerl_jax.training.config import KnowledgeConfig, ModelConfig
 from routerl_jax.training.knowledge import open_knowledge_bases
@@ -389,7 +389,7 @@ def test_files_of_the_hub(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatc
     asked = as_json(tmp_path / "q.jsonl", {"id": "a", "question": "Who?", "golden_answers": ["x"]})
     corpus = as_json(tmp_path / "c.jsonl", PASSAGE)
     files = {f"{hub.PREFIX}org/set/q.jsonl": str(asked), f"{hub.PREFIX}org/set/c.jsonl": str(corpus)}
-    monkeypatch.setattr(hub, "_fetched", lambda place: files[place.name])
+    monkeypatch.setattr(hub, "_fetched", lambda name: files[name])
     question, source = files
     own = Benchmark(questions=("no.*", question), knowledge={"text": KnowledgeConfig(source=f"no.*|{source}")})
     field = field_of("mine", tmp_path, own={"mine": own})

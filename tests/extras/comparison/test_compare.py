@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from routerl_jax.data.atlas import flags
-from routerl_jax.extras.comparison.captions import CaptionConfig
+from routerl_jax.extras.comparison.config import CaptionConfig
 from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.services.config import JudgeConfig
 from tests.data import original_rows

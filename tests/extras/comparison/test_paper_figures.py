@@ -14,15 +14,15 @@ import pytest
 from routerl_jax.core.types import Episode
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.extras.analysis import trials
+from routerl_jax.extras.comparison.papers.drawings import by_kind, context_length, gold_pages, latency
 from routerl_jax.extras.comparison.papers.drawn import draw_figures, of_comparison, read_measured
-from routerl_jax.extras.comparison.papers.figure import TEST, Measured
-from routerl_jax.extras.comparison.papers.vrag_rl import METHODS, by_kind, context_length, latency, retrieval
+from routerl_jax.extras.comparison.papers.figure import PAPER_FIGURES, TEST, Measured
 from routerl_jax.recipes.vrag_rl.agents import VanillaRAG, VRAGAgent
 from routerl_jax.training import config as schema
 from tests.evaluation.episodes import looked
 from tests.programs import launch_here, refusal
 
-NAMES = [f"vrag_rl.figure{number}" for number in (3, 4, 5, 6)]
+FIGURE = PAPER_FIGURES.get("vrag_rl.figure4")  # of the same methods as the others
 CONFIG = schema.TrainConfig(
     recipe="vrag_rl",
     model=schema.ModelConfig(path="unused"),
@@ -80,14 +80,14 @@ def test_of_a_run(tmp_path: pathlib.Path) -> None:
     """Methods, not other controls, each in its place; what runs do not measure is said in a blank panel."""
     agents = {"vrag_rl": row(0.8), "vanilla_rag": row(0.2), "react": row(0.1), "plain": row(0.4), "outcome": row(0.7)}
     run = write_run(tmp_path / "run", agents)
-    measured = read_measured(run, "vrag_rl", METHODS)
+    measured = read_measured(run, FIGURE)
     assert {name: found["em"] for name, found in measured.benchmarks[TEST].items()} == {
         "Vanilla RAG": 0.2,
         "ReAct": 0.1,
         "Search-R1-VL": 0.4,
         "VRAG-RL": 0.8,
     }
-    (axis,) = retrieval(measured).axes
+    (axis,) = gold_pages(measured).axes
     assert heights(axis) == [0.05, 0.2, 0.1, 0.025, 0.1, 0.05, 0.1, 0.4, 0.2, 0.2, 0.8, 0.4]  # by method
     seconds, actions = latency(measured).axes
     assert "not measured: a run does not time its questions" in said(seconds)
@@ -98,7 +98,7 @@ def test_of_a_run(tmp_path: pathlib.Path) -> None:
 
 def test_relative_to_the_best_and_beside_the_paper(tmp_path: pathlib.Path) -> None:
     run = write_run(tmp_path / "run", {"vrag_rl": row(0.8), "vanilla_rag": row(0.2)})
-    ours, _, paper = by_kind(read_measured(run, "vrag_rl", METHODS)).axes
+    ours, _, paper = by_kind(read_measured(run, FIGURE)).axes
     assert [line.get_ydata().tolist() for line in ours.lines] == [[0.25] * 4, [1.0] * 4]
     lines = {line.get_label(): line.get_ydata().tolist() for line in paper.lines}
     assert list(lines) == ["Vanilla RAG", "ReAct", "Search-R1-VL", "VRAG-RL"]
@@ -118,7 +118,7 @@ def test_of_a_comparison() -> None:
         "runs/a:vanilla_rag": ("vanilla_rag", {}, row(0.2, **cost)),
         "runs/a:random_box": ("random_box", {}, row(0.1, **cost)),
     }
-    measured = of_comparison(compared(rows, beside={"one": one}), "vrag_rl", METHODS)
+    measured = of_comparison(compared(rows, beside={"one": one}), FIGURE)
     assert {name: found["em"] for name, found in measured.benchmarks["mine"].items()} == {
         "Vanilla RAG": 0.2,
         "Search-R1-VL": 0.4,
@@ -130,7 +130,7 @@ def test_of_a_comparison() -> None:
     assert axis.lines[0].get_ydata().tolist() == [0.3, 0.2]
     seconds, _ = latency(measured).axes
     assert heights(seconds) == [0.5] * 3
-    two = of_comparison(compared(rows | {"runs/b": ("", {}, row(0.7))}), "vrag_rl", METHODS)
+    two = of_comparison(compared(rows | {"runs/b": ("", {}, row(0.7))}), FIGURE)
     assert list(two.benchmarks["mine"])[-2:] == ["VRAG-RL, a", "VRAG-RL, b"]
 
 

@@ -17,7 +17,8 @@ from routerl_jax.extras.comparison.benchmarks import Benchmark, with_knowledge
 from routerl_jax.extras.comparison.compare import prepared
 from routerl_jax.extras.comparison.config import ComparisonConfig
 from routerl_jax.extras.comparison.document import Table
-from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES
+from routerl_jax.extras.comparison.papers import drawings
+from routerl_jax.extras.comparison.papers.figure import PAPER_FIGURES
 from routerl_jax.extras.comparison.papers.table import (
     NAMED,
     PAPER_TABLES,
@@ -72,6 +73,8 @@ def test_all_that_were_asked_for_are_there() -> None:
     }
     assert set(PAPER_TABLES) == {f"{paper}.table{i}" for paper, numbers in tables.items() for i in numbers}
     assert set(PAPER_FIGURES) == {f"{paper}.figure{i}" for paper, numbers in figures.items() for i in numbers}
+    for name in PAPER_FIGURES:
+        assert callable(getattr(drawings, PAPER_FIGURES.get(name).draw))
 
 
 # Averages that are not those of their rows, in the papers themselves.

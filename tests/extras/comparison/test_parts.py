@@ -20,9 +20,8 @@ from routerl_jax.extras.baselines.known import BASELINES
 from routerl_jax.extras.comparison import agents
 from routerl_jax.extras.comparison.attempts import attempt_all, finished_attempts, paired_tests
 from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark, located
-from routerl_jax.extras.comparison.captions import CaptionConfig, captioned
-from routerl_jax.extras.comparison.compare import compare, prepared
-from routerl_jax.extras.comparison.config import ComparisonConfig
+from routerl_jax.extras.comparison.compare import captioned, compare, prepared
+from routerl_jax.extras.comparison.config import CaptionConfig, ComparisonConfig
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training.config import AgentConfig, EngineConfig, KnowledgeConfig, ModelConfig, TrainConfig
 from tests.agents.scripted import AGENT, ANSWER, ScriptedEngine, knowledge

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.types import Call, Episode, Example, Turn
-from routerl_jax.extras.curation import rollouts
+from routerl_jax.extras.curation import selection
 from routerl_jax.extras.curation.balance import BalanceConfig, BalanceReport, balance, probing
 from routerl_jax.parallel import multihost
 from routerl_jax.recipes.mmsearch_r1.agents import MMSearchAgent
@@ -113,14 +113,14 @@ def main() -> None:
 
 def _be_late() -> None:
     """This process comes to every portion when others may have written it."""
-    read = rollouts._read
+    read = selection._read
 
     def late(*arguments: Any) -> list[dict[str, Any]]:
         found = read(*arguments)
         time.sleep(0.5)
         return found
 
-    rollouts._read = late
+    selection._read = late
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 from routerl_jax.core.types import Example, Passage
 from routerl_jax.data.atlas import pages
-from routerl_jax.data.atlas.page_questions import page_questions
+from routerl_jax.data.atlas.pages import page_questions
 from routerl_jax.extras.curation.expert_job import ExpertResources, ExpertsReport, demonstrate
 from routerl_jax.extras.curation.experts import ExpertJobConfig
 from routerl_jax.recipes.recipe import AgentConfig

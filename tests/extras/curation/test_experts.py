@@ -30,7 +30,7 @@ from routerl_jax.extras.curation.experts import ExpertJobConfig
 from routerl_jax.extras.curation.job import ReplyFile
 from routerl_jax.models.huggingface import load_without_weights, save_pretrained
 from routerl_jax.models.vision_language import VisionLanguageModel
-from routerl_jax.recipes.vrag_rl import protocol
+from routerl_jax.recipes.vrag_rl.protocol import VRAGTags
 from routerl_jax.services.config import JudgeConfig
 from routerl_jax.training import config as schema
 from routerl_jax.training.demonstrations import Worked, open_demonstrations
@@ -52,6 +52,7 @@ from tests.extras.curation.expert_run import (
 from tests.programs import finish, refusal, start
 from tests.web_servers import Chats, Server, serving
 
+TAGS = VRAGTags(tools=("pages",))
 FRAME = (160, 120)  # of a page as the policy sees it: a pixel is 8.4 raw ones
 
 
@@ -172,7 +173,7 @@ def test_boxes_are_in_the_frame_of_the_policy(
     made = rows(tmp_path / "out")
     for example in examples:
         messages, images = made[example.id]["messages"], made[example.id]["images"]
-        action = protocol.parse(messages[4]["content"], "pages")
+        action = TAGS.parse(messages[4]["content"])
         left, top, right, bottom = action.box
         assert all(value.is_integer() for value in action.box)
         assert 0 <= left < right <= FRAME[0]
@@ -233,7 +234,7 @@ def test_the_grounder_gives_the_box_alone_or_the_thought_too(
     make(examples, released=released)
     (row,) = rows(tmp_path / "out").values()
     (asked,) = (body["messages"] for body in chats.bodies if not is_planner(body["messages"]))
-    thought = protocol.parse(row["messages"][4]["content"], "pages").thought
+    thought = TAGS.parse(row["messages"][4]["content"]).thought
     assert thought == ("There it is, bottom left." if released else "The figures are too small.")
     assert ("inside <thought>" in text_of(asked[0])) == released
     assert "The thought now: The figures are too small." in text_of(asked[0])
@@ -251,7 +252,7 @@ def test_boxes_on_a_scale(make: Callable[..., ExpertsReport], chats: Chats, tmp_
     make(examples, "scaled", box_scale=1000)
     pixels, scaled = (rows(tmp_path / name) for name in ("out", "scaled"))
     for name, row in pixels.items():
-        one, other = (protocol.parse(made["messages"][4]["content"], "pages").box for made in (row, scaled[name]))
+        one, other = (TAGS.parse(made["messages"][4]["content"]).box for made in (row, scaled[name]))
         np.testing.assert_allclose(one, other, atol=1)  # rounding to whole numbers of either scale
         assert len(one) == 4
 

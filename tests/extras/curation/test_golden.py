@@ -35,7 +35,7 @@ from routerl_jax.extras.curation.golden import AmountConfig, ConstructConfig, ba
 from routerl_jax.extras.curation.job import Services
 from routerl_jax.extras.curation.questions import save_picture
 from routerl_jax.parallel.workdir import directory_lock
-from routerl_jax.recipes.r1_router.steps import StepProtocol, well_formed_answer, well_formed_route
+from routerl_jax.recipes.r1_router.steps import StepProtocol
 from routerl_jax.services.base import Completion
 from routerl_jax.training.config import KnowledgeConfig
 from tests.extras.curation import golden_job
@@ -132,13 +132,13 @@ def test_worked_chats_keep_to_the_form(tools):
     """Every reply of every shot is well formed and read as it is meant, for whatever knowledge bases there are."""
     protocol = StepProtocol(tools=tools)
     for message in shots(protocol, "route", 99)[1::2]:
-        assert protocol.parse_route(message.content).kind == "search"
-        assert well_formed_route(message.content)
-    asked = {protocol.parse_route(message.content).tool for message in shots(protocol, "route", 99)[1::2]}
+        assert protocol.routes.parse(message.content).kind == "search"
+        assert protocol.routes.well_formed(message.content)
+    asked = {protocol.routes.parse(message.content).tool for message in shots(protocol, "route", 99)[1::2]}
     assert asked == {tool for tool in tools if tool != "elements"} | {"none"}
     for kind in ("answer", "final"):
         for message in shots(protocol, kind, 99)[1::2]:
-            assert well_formed_answer(message.content)
+            assert protocol.answers.well_formed(message.content)
     assert [message.role for message in shots(protocol, "route", 2)] == ["user", "assistant"] * min(2, len(tools) + 1)
     assert shots(protocol, "final", 0) == []
 

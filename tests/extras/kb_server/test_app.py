@@ -8,7 +8,7 @@ import httpx2
 import pytest
 
 from routerl_jax.extras.kb_server.app import Served, ServerSettings, create_app
-from routerl_jax.knowledge.client.schema import Limits
+from routerl_jax.extras.kb_server.requests import Limits
 from tests.extras.kb_server.servers import EchoKB, error_of, get, running, search, serving
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from routerl_jax.extras.kb_server.app import ServerSettings
-from routerl_jax.knowledge.client.schema import Limits
+from routerl_jax.extras.kb_server.requests import Limits
 from tests.extras.kb_server.servers import EchoKB, error_of, get, search, serving, wait_until
 from tests.programs import ROOT
 
@@ -131,8 +131,8 @@ class Hanging(EchoKB):
 def test_a_search_that_never_ends_does_not_keep_the_server() -> None:
     """After the time that requests get at the end, they are told so, and the process ends in spite of the search's thread."""
     code = (
-        "from routerl_jax.extras.kb_server.config import ServeConfig; from routerl_jax.extras.kb_server.config import serve\n"
-        "from routerl_jax.extras.kb_server.app import Served; from tests.extras.kb_server.test_faults import Hanging\n"
+        "from routerl_jax.extras.kb_server.app import ServeConfig, Served, serve\n"
+        "from tests.extras.kb_server.test_faults import Hanging\n"
         "serve([Served('x', {'default': Hanging()})], ServeConfig(port=0, shutdown_seconds=1))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)

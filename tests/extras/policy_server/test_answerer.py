@@ -12,7 +12,6 @@ import pytest
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.driver import run
-from routerl_jax.agents.live import LiveAgent
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.loop import EngineLoop
@@ -20,6 +19,7 @@ from routerl_jax.engine.sampling import Sampling
 from routerl_jax.extras.policy_server.answerer import AnswererModel
 from routerl_jax.extras.policy_server.app import Served, create_app
 from routerl_jax.extras.policy_server.generator import Admission
+from routerl_jax.extras.policy_server.live import LiveAgent
 from tests import tiny
 from tests.agents.scripted import AGENT, ANSWER, SEARCH, ScriptedEngine, knowledge
 from tests.extras.kb_server.servers import running, wait_until

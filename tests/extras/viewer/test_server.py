@@ -103,7 +103,7 @@ def test_counts_are_of_what_one_more_choice_would_show(client: TestClient) -> No
 def test_what_is_no_filter_is_refused(client: TestClient, given: dict[str, Any], message: str) -> None:
     reply = client.get("/api/episodes", params=given)
     assert reply.status_code == 400
-    assert message in reply.json()["error"]
+    assert message in reply.json()["error"]["message"]
 
 
 def one(client: TestClient, **given: Any) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def test_a_file_that_is_gone_is_an_answer(client: TestClient, run: pathlib.Path)
     (run / "episodes" / "step-000001.jsonl").unlink()
     reply = client.get("/api/episode", params={"key": key})
     assert reply.status_code == 400
-    assert "can't be read (No such file or directory)" in reply.json()["error"]
+    assert "can't be read (No such file or directory)" in reply.json()["error"]["message"]
     assert client.get("/api/picture", params={"key": key, "n": 0}).status_code == 404
 
 

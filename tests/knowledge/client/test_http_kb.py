@@ -22,9 +22,9 @@ from routerl_jax.core import background
 from routerl_jax.core.time_limit import time_limit
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.extras.kb_server.app import Served, ServerSettings, create_app
+from routerl_jax.extras.kb_server.requests import Limits
 from routerl_jax.knowledge.client import transport
 from routerl_jax.knowledge.client.kb import HttpKB, RetrieveKB
-from routerl_jax.knowledge.client.schema import Limits
 from routerl_jax.knowledge.client.transport import CircuitBreaker, RequestRefused, Retries, Timeouts, Unavailable
 from routerl_jax.knowledge.hybrid import HybridKB
 from routerl_jax.knowledge.load import load_kb
@@ -464,7 +464,7 @@ def test_a_cache_is_asked_first() -> None:
         assert [asked for asked, _ in here.calls] == [["a", "b"], ["c"]]
         kb.search(["a"], k=1)  # another k is another question
         assert len(here.calls) == 3
-        cache.set_many({kb._key(query, 2): b"damaged" for query in "ab"})
+        cache.set_many({kb._digest(2, query): b"damaged" for query in "ab"})
         assert kb.search(["a", "b"], k=2) == first
 
 

@@ -12,7 +12,7 @@ from routerl_jax.core.config import from_config_dict, to_config_dict
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.builds import KB_BUILDERS, changes
 from routerl_jax.knowledge.graph.build import GraphConfig, build_graph, build_graph_from_passages
-from routerl_jax.knowledge.graph.triples import PrecomputedTriples, RuleExtractor, names
+from routerl_jax.knowledge.graph.triples import PrecomputedTriples, names, rule_extraction
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.services.base import Completion
 from tests.knowledge.graph import killed
@@ -174,7 +174,7 @@ def test_rules() -> None:
     text = (
         "The film was directed by Scott Derrickson in 2016. It stars J. R. Smith of New York City, born on 3 May 1990."
     )
-    found = RuleExtractor().extract([Passage(id="1", title="Doctor Strange (2016 film)", text=text)])[0]
+    found = rule_extraction(Passage(id="1", title="Doctor Strange (2016 film)", text=text))
     assert ("Doctor Strange", "The film was directed by", "Scott Derrickson") in found.triples
     assert ("Doctor Strange (2016 film)", "is", "Doctor Strange") in found.triples
     assert ("Scott Derrickson", "in", "2016") in found.triples
@@ -183,6 +183,6 @@ def test_rules() -> None:
         "University of the West",
         "Alps",
     ]
-    nothing = RuleExtractor().extract([Passage(id="2", title="", text="it rains")])[0]
+    nothing = rule_extraction(Passage(id="2", title="", text="it rains"))
     assert (nothing.triples, nothing.entities) == ((), ())
-    RuleExtractor().extract([Passage(id="3", title="()", text="A" * 50_000 + " A b" * 5000)])  # in a moment
+    rule_extraction(Passage(id="3", title="()", text="A" * 50_000 + " A b" * 5000))  # in a moment

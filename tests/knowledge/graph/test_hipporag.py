@@ -12,9 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from routerl_jax.core.types import Passage
+from routerl_jax.knowledge.corpus import passage_text
 from routerl_jax.knowledge.graph.build import GraphConfig, build_graph, build_graph_from_passages
 from routerl_jax.knowledge.graph.kb import ENTITIES, FACTS, GraphKB
-from routerl_jax.knowledge.graph.triples import normalised, passage_text
+from routerl_jax.knowledge.graph.triples import normalised
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.store import EMBEDDINGS, StoredArray
 from routerl_jax.knowledge.update import add

@@ -12,7 +12,7 @@ from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.client.kb import HttpKB, RetrieveKB
 from routerl_jax.knowledge.client.transport import Retries, Unavailable
 from routerl_jax.knowledge.hybrid import HybridKB
-from routerl_jax.knowledge.web.search import WebError
+from routerl_jax.knowledge.web.snapshot import WebError
 from routerl_jax.parallel import multihost
 from routerl_jax.services.cache import MemoryCache
 from routerl_jax.training.health import (

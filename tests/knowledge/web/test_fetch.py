@@ -9,7 +9,7 @@ import pytest
 from routerl_jax.knowledge.corpora.documents import decode
 from routerl_jax.knowledge.web.config import ReaderConfig
 from routerl_jax.knowledge.web.reading import Fetcher, LocalReader
-from routerl_jax.knowledge.web.search import WebError
+from routerl_jax.knowledge.web.snapshot import WebError
 from tests.web_servers import Server, Web, serving
 
 

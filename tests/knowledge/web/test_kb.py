@@ -11,7 +11,7 @@ from aiohttp import web as aioweb
 from routerl_jax.core.types import TextAndImage
 from routerl_jax.knowledge.load import load_kb
 from routerl_jax.knowledge.web.kb import build_web, web_kb
-from routerl_jax.knowledge.web.search import WebError
+from routerl_jax.knowledge.web.snapshot import WebError
 from routerl_jax.models.images import decode_image
 from routerl_jax.services.openai import OpenAIModel
 from tests.web_servers import Jina, http_error, serving

@@ -8,8 +8,7 @@ import os
 
 import pytest
 
-from routerl_jax.knowledge.web.search import WebError
-from routerl_jax.knowledge.web.snapshot import NotRecorded, Record, Snapshot
+from routerl_jax.knowledge.web.snapshot import NotRecorded, Record, Snapshot, WebError
 from tests.web_servers import http_error
 
 QUERIES = ["one", "two", "bad pages", "nothing"]

@@ -14,8 +14,17 @@ from routerl_jax.core.files import read_json
 from routerl_jax.evaluation.figures import save_figure
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.extras.comparison.agents import file_name
-from routerl_jax.extras.comparison.papers.figure import TEST, Measured, Method, Records, Row, labels_of
-from routerl_jax.extras.comparison.papers.known import PAPER_FIGURES
+from routerl_jax.extras.comparison.papers import drawings
+from routerl_jax.extras.comparison.papers.figure import (
+    PAPER_FIGURES,
+    TEST,
+    Measured,
+    Method,
+    PaperFigure,
+    Records,
+    Row,
+    labels_of,
+)
 from routerl_jax.extras.comparison.papers.table import NAMED, RECIPE, agent_rows
 from routerl_jax.parallel.platform import split_cpu
 from routerl_jax.training.config import TrainConfig
@@ -40,7 +49,7 @@ def draw_figures(
     """Draws figures, each as NAME.png in `output`. The trials of a run's policy for it are in NAME.json.
 
     Args:
-      names: names in extras.comparison.papers.known.PAPER_FIGURES, such as r1_searcher.figure2.
+      names: names in extras.comparison.papers.figure.PAPER_FIGURES, such as r1_searcher.figure2.
       directory: directory of a run (launch.train) or of a comparison (launch.evaluate); None: only `rows` are drawn.
       rows: runs by the keys of a figure's methods. Of a comparison: its agents.
       ks: numbers of documents, or of pages, that a run's policy tries, for figures that need it.
@@ -58,27 +67,16 @@ def draw_figures(
     drawn: dict[str, pathlib.Path] = {}
     for name, figure in figures.items():
         with naming(name):
-            measured = read_measured(
-                directory,
-                figure.recipe,
-                figure.methods,
-                rows,
-                over_training=figure.over_training,
-                with_records=figure.records,
-            )
+            measured = read_measured(directory, figure, rows)
         output.mkdir(parents=True, exist_ok=True)
         if figure.tries and directory and TEST in measured.benchmarks:
             trial_rows = _run_trials(directory, figure.tries, ks, limit)
             (output / f"{name}.json").write_text(json.dumps(trial_rows, indent=2) + "\n")
-            measured = _with_trials(measured, figure.tries, trial_rows)
+            tried = "at_once" if figure.tries == "pages" else "by_k"
+            measured = dataclasses.replace(measured, **{tried: {TEST: trial_rows}})
         drawn[name] = output / f"{name}.png"
-        save_figure(figure.draw(measured), drawn[name])
+        save_figure(getattr(drawings, figure.draw)(measured), drawn[name])
     return drawn
-
-
-def _with_trials(measured: Measured, tries: str, trial_rows: Mapping[int, Any]) -> Measured:
-    results = {TEST: trial_rows}
-    return dataclasses.replace(measured, **({"at_once": results} if tries == "pages" else {"by_k": results}))
 
 
 def _run_trials(workdir: pathlib.Path, tries: str, ks: Sequence[int], limit: int) -> dict[int, Any]:
@@ -104,42 +102,32 @@ class _RunRow:
 
 
 def read_measured(
-    directory: pathlib.Path | None,
-    recipe: str,
-    methods: Sequence[Method],
-    rows: Mapping[str, pathlib.Path] | None = None,
-    *,
-    over_training: bool = False,
-    with_records: bool = False,
+    directory: pathlib.Path | None, figure: PaperFigure, rows: Mapping[str, pathlib.Path] | None = None
 ) -> Measured:
-    """The rows of methods in the directory of a run (launch.train) or of a comparison (launch.evaluate), and in further runs.
+    """The rows of a figure's methods in the directory of a run (launch.train) or of a comparison (launch.evaluate), and in
+    further runs.
 
     Args:
-      recipe: the recipe that the figure is about.
       rows: runs by the keys of methods (`row:KEY`), as config.rows of a comparison has them. Of a comparison: its agents.
-      over_training: the figure needs the metrics of training alone. Then a run need not have ended.
-      with_records: the figure needs the episode records.
 
     Raises:
       ValueError: a directory has no results, or no method of the figure is among them; or a run has another recipe; or no
         method has such a key.
     """
     rows = dict(rows or {})
-    keys = list(dict.fromkeys(method.key for method in methods if method.key))
-    if unknown := next((key for key in rows if key not in keys), None):
-        known_keys = ", ".join(keys) or "none"
+    if unknown := next((key for key in rows if key not in figure.keys), None):
+        known_keys = ", ".join(figure.keys) or "none"
         raise ValueError(f"no method of this figure is called {unknown!r}; those to be named are: {known_keys}")
     path = directory and directory / "results.json"
     results = read_json(path, "run the program that wrote it again") if path and path.is_file() else {}
     if "card" in results and directory:
         results = _naming(results, {key: str(path) for key, path in rows.items()})
-        measured = of_comparison(results, recipe, methods, directory, with_records=with_records)
+        measured = of_comparison(results, figure, directory)
     else:
-        runs = {key: _Run(path, recipe, over_training) for key, path in rows.items()}
-        main = _Run(directory, recipe, over_training) if directory else None
-        measured = of_run(main, methods, runs, with_records=with_records)
-    if not (any(measured.training.values()) if over_training else any(measured.benchmarks.values())):
-        names = ", ".join(dict.fromkeys(method.agent for method in methods))
+        runs = {key: _Run(path, figure) for key, path in rows.items()}
+        measured = of_run(_Run(directory, figure) if directory else None, figure, runs)
+    if not any((measured.training if figure.over_training else measured.benchmarks).values()):
+        names = ", ".join(dict.fromkeys(method.agent for method in figure.methods))
         source = path if path and path.is_file() else directory or ", ".join(map(str, rows.values()))
         raise ValueError(f"{source} has no agent of this figure: {names}")
     return measured
@@ -149,16 +137,16 @@ class _Run:
     """The directory of a run.
 
     Raises:
-      ValueError: it is none, it has not ended and `unfinished` is not set, or it is of another recipe.
+      ValueError: it is none, it has not ended although the figure needs that, or it is of another recipe.
     """
 
-    def __init__(self, directory: pathlib.Path, recipe: str, unfinished: bool) -> None:
+    def __init__(self, directory: pathlib.Path, figure: PaperFigure) -> None:
         path = directory / "results.json"
-        if not path.is_file() and not (unfinished and (directory / "metrics.jsonl").is_file()):
+        if not path.is_file() and not (figure.over_training and (directory / "metrics.jsonl").is_file()):
             raise ValueError(f"{path} is not there: give the directory of a finished run, or --output of a comparison")
         self.directory, self.config = directory, load_config(directory)
-        if recipe and self.config.recipe != recipe:
-            raise ValueError(f"{directory} is a run of {self.config.recipe}, and the figure is about {recipe}")
+        if self.config.recipe != figure.recipe:
+            raise ValueError(f"{directory} is a run of {self.config.recipe}, and the figure is about {figure.recipe}")
         self._agents = read_json(path, "run the program again")["agents"] if path.is_file() else {}
 
     def rows_of(self, method: Method) -> list[_RunRow]:
@@ -179,13 +167,11 @@ class _Run:
         )
 
 
-def of_run(
-    main: _Run | None, methods: Sequence[Method], runs: Mapping[str, _Run], *, with_records: bool = False
-) -> Measured:
+def of_run(main: _Run | None, figure: PaperFigure, runs: Mapping[str, _Run]) -> Measured:
     """The rows of a run, of its baselines and controls, and of further runs by the keys of methods."""
     rows_by_label: dict[str, _RunRow] = {}
     routed = False  # a row is the trained policy as a baseline, and the figure does not say so
-    for method in methods:
+    for method in figure.methods:
         method_rows = (
             [runs[method.key].row_called(TRAINED)] if method.key in runs else main.rows_of(method) if main else []
         )
@@ -193,36 +179,32 @@ def of_run(
         rows_by_label |= {labels[run_row.name]: run_row for run_row in method_rows}
         routed |= any(not run_row.trained_in for run_row in method_rows) and not method.run
     drawn_directories = {run_row.trained_in for run_row in rows_by_label.values()}
-    if main and main.directory not in drawn_directories and all(method.key for method in methods):
+    if main and main.directory not in drawn_directories and all(method.key for method in figure.methods):
         rows_by_label[main.directory.name] = main.row_called(TRAINED)
     rows = {label: run_row.row for label, run_row in rows_by_label.items() if run_row.row is not None}
     return Measured(
+        methods=figure.methods,
         benchmarks={TEST: rows} if rows else {},
-        records={TEST: _records({label: rows_by_label[label].records for label in rows})} if with_records else {},
+        records={TEST: _records({label: rows_by_label[label].records for label in rows})} if figure.records else {},
         training=_training({label: run_row.trained_in for label, run_row in rows_by_label.items()}),
         about=_TRAINED if routed else "",
         missing={
             "seconds": "a run does not time its questions; a comparison does (launch.evaluate --agents=RUN,..)",
             "by_k": "other numbers of documents were not tried (--top_k)",
         },
-        absent=_absent(methods, rows_by_label),
+        absent=_absent(figure.methods, rows_by_label),
     )
 
 
 def of_comparison(
-    results: Mapping[str, Any],
-    recipe: str,
-    methods: Sequence[Method],
-    directory: pathlib.Path = pathlib.Path(),
-    *,
-    with_records: bool = False,
+    results: Mapping[str, Any], figure: PaperFigure, directory: pathlib.Path = pathlib.Path()
 ) -> Measured:
     """The rows of a comparison. A method that it lacks is taken from those in config.compare_with.
 
     Args:
       directory: directory of the comparison, for its episodes.
-      with_records: also read the episodes.
     """
+    recipe, methods = figure.recipe, figure.methods
     comparisons = {str(directory): results, **results.get("beside", {})}
     benchmarks: dict[str, dict[str, Row]] = {}
     episode_files: dict[str, dict[str, pathlib.Path]] = {}
@@ -258,8 +240,9 @@ def of_comparison(
                 by_k.setdefault(benchmark, {}).setdefault(compared["card"]["k"], unrouted[-1])
     benchmarks = {name: rows for name, rows in benchmarks.items() if rows}
     return Measured(
+        methods=methods,
         benchmarks=benchmarks,
-        records={name: _records(episode_files[name]) for name in benchmarks} if with_records else {},
+        records={name: _records(episode_files[name]) for name in benchmarks} if figure.records else {},
         training=_training(training),
         at_once={name: dict(sorted(rows.items())) for name, rows in at_once.items() if rows},
         by_k={name: dict(sorted(rows.items())) for name, rows in by_k.items()},
@@ -293,7 +276,7 @@ def _absent(methods: Sequence[Method], labels: Iterable[str]) -> dict[str, str]:
     return {
         method.name: f"row {method.key}" if method.key else method.agent.replace(RECIPE, "recipe ")
         for method in methods
-        if not any(True for _ in labels_of(method, labels))
+        if not any(labels_of(method.name, labels))
     }
 
 

@@ -1,10 +1,10 @@
-// What the server is asked.
+// What the server is asked, and where the reader is, which is kept in the address: #/VIEW?name=value&..
 
 export async function get(path, parameters = []) {
   const query = new URLSearchParams(parameters).toString();
   const reply = await fetch(query ? `${path}?${query}` : path);
   const content = await reply.json();
-  if (!reply.ok) throw new Error(content.error || reply.statusText);
+  if (!reply.ok) throw new Error(content.error?.message || reply.statusText);
   return content;
 }
 
@@ -21,3 +21,28 @@ export function episode(key, version) {
   }
   return kept.get(name);
 }
+
+// --- Where the reader is, kept in the address: #/VIEW?name=value&. ---
+
+export function here() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  return { view: path || "overview", query: [...new URLSearchParams(query)] };
+}
+
+export function address(view, query) {
+  const text = new URLSearchParams(query).toString();
+  return `#/${view}${text ? `?${text}` : ""}`;
+}
+
+export function go(view, query = []) {
+  location.hash = address(view, query);
+}
+
+// The address alone; nothing is drawn anew.
+export function note(view, query) {
+  history.replaceState(null, "", address(view, query));
+}
+
+export const one = (query, name) => query.find(([key]) => key === name)?.[1];
+export const many = (query, name) => query.filter(([key]) => key === name).map(([, value]) => value);
+export const without = (query, ...names) => query.filter(([key]) => !names.includes(key));

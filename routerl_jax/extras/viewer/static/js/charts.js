@@ -1,8 +1,6 @@
 // Curves of metrics, with uPlot: one line per run, or per metric where one run is shown; all share one cursor.
 
-import { colour, variable } from "./colours.js";
-import { fill, h } from "./dom.js";
-import { number } from "./format.js";
+import { colour, fill, h, number, variable } from "./dom.js";
 
 // What is shown at first. A name that ends in / stands for all metrics below it.
 const FIRST = [

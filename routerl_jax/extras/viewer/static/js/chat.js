@@ -1,8 +1,8 @@
 // Talking with a policy that searches: a reply is drawn anew with every line that the server sends of it.
 
 import { get } from "./api.js";
-import { conversation, kbLabel } from "./conversation.js";
-import { byId, fill, h } from "./dom.js";
+import { conversation } from "./conversation.js";
+import { byId, fill, h, kbLabel } from "./dom.js";
 
 let earlier = []; // questions with their answers
 let images = []; // data: URIs of the pictures that the questions are about

@@ -1,13 +1,10 @@
 // The frame: which view is open, the state of the runs, keys that work everywhere.
 
-import { get } from "./api.js";
-import { here, go } from "./address.js";
-import { byId, fill, h } from "./dom.js";
-import { showHelp, typing } from "./keys.js";
-import { Compare } from "./compare.js";
+import { get, go, here } from "./api.js";
+import { byId, FIELDS, fill, h, thousands } from "./dom.js";
 import { Explorer } from "./explorer.js";
 import { Overview } from "./overview.js";
-import { thousands } from "./format.js";
+import { Compare } from "./relatives.js";
 
 const PAUSE = 2000; // ms between two looks at the runs
 const VIEWS = { overview: Overview, episodes: Explorer, compare: Compare };
@@ -70,6 +67,37 @@ async function poll() {
     else fill(byId("view"), h("p", { class: "empty" }, `The server does not answer: ${error.message}`));
   }
   setTimeout(poll, PAUSE);
+}
+
+const KEYS = [
+  ["j  k", "next, previous episode"],
+  ["/", "search words"],
+  ["1 … 6", "tabs of an episode"],
+  ["r", "texts as they were written, and back"],
+  ["x", "mark an episode, or unmark it"],
+  ["c", "marked episodes side by side"],
+  ["n  p", "next, previous page of the list"],
+  ["Esc", "clear the filter"],
+  ["g  e", "overview, episodes"],
+  ["t", "dark or light"],
+];
+
+const typing = (event) => {
+  const into = event.target.matches?.(FIELDS) ?? false;
+  if (into && event.key === "Escape") event.target.blur();
+  return into;
+};
+
+function showHelp() {
+  const dialog = byId("help");
+  if (dialog.open) {
+    dialog.close();
+    return;
+  }
+  fill(dialog, h("h2", {}, "Keys"),
+    h("table", {}, KEYS.map(([key, does]) => h("tr", {}, h("td", {}, h("kbd", {}, key)), h("td", {}, does)))));
+  dialog.onclick = () => dialog.close();
+  dialog.showModal();
 }
 
 addEventListener("hashchange", () => state && show());
