@@ -3,6 +3,7 @@
 python -m benchmarks.real_data --output=runs/real_data    # --data=DIRECTORY: with what has no licence
 python -m benchmarks.real_model --run=1:native,2:AVX,3:native --workdir=runs/real_model \
     --keep=benchmarks/results/real_model.json
+python -m benchmarks.real_model --ship=1:native      # its adapter, benchmarks/real_policy
 python -m benchmarks.real_model --evaluate --json    # the policy of this repository on the test questions, about ten minutes
 
 What has finished is left alone, what has begun is gone on with. --keep is written after each evaluation, and keeps the runs of
@@ -16,8 +17,13 @@ import json
 import pathlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from benchmarks.real_data import exchanged, rows
 from benchmarks.runs import train
@@ -114,6 +120,32 @@ def keep(path: pathlib.Path, runs: list[dict[str, Any]], directory: pathlib.Path
     write_atomic(path, json.dumps({"where": {"runs": runs, "pooled": pooled}}, indent=2) + "\n")
 
 
+def ship(workdir: pathlib.Path, base: str = "SmolLM2-135M-Instruct") -> None:
+    """Writes what a run taught as one bfloat16 adapter of the published weights: the start's beside that of RL.
+
+    Both have the same alpha / rank, so the matrices of the two, side by side, give the sum of their products.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        parts = []
+        for name, trained in (("start", workdir / "warm_start"), ("learnt", workdir)):
+            flags = (f"--workdir={trained}", f"--output={scratch}/{name}", "--lora=adapter", f"--base={base}")
+            subprocess.run([sys.executable, "-m", "launch.export_hf", *flags], check=True, stdout=subprocess.DEVNULL)
+            parts.append(pathlib.Path(scratch) / name)
+        start, learnt = (load_file(part / "adapter_model.safetensors") for part in parts)
+        settings, others = (json.loads((part / "adapter_config.json").read_text()) for part in parts)
+    if settings["lora_alpha"] * others["r"] != others["lora_alpha"] * settings["r"]:
+        raise ValueError(f"{workdir}: the adapters of the start and of the run have another alpha / rank")
+    settings["r"], settings["lora_alpha"] = settings["r"] + others["r"], settings["lora_alpha"] + others["lora_alpha"]
+    joined = {
+        name: np.concatenate([start[name], learnt[name]], axis=0 if "lora_A" in name else 1).astype(ml_dtypes.bfloat16)
+        for name in start
+    }
+    POLICY.mkdir(exist_ok=True)
+    save_file(joined, POLICY / "adapter_model.safetensors", metadata={"format": "pt"})
+    (POLICY / "adapter_model.safetensors").chmod(0o644)  # safetensors lets the owner alone read it
+    write_atomic(POLICY / "adapter_config.json", json.dumps(settings, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="1:native,2:AVX,3:native", help="SEED:ISA, ..")
@@ -122,10 +154,16 @@ def main() -> None:
     parser.add_argument("--flag", action="append", default=[], help="of launch.train, without --")
     parser.add_argument("--evaluate", action="store_true", help="the policy of this repository")
     parser.add_argument("--json", action="store_true", help="with --evaluate: print numbers alone")
+    parser.add_argument("--ship", help="SEED:ISA of the finished run whose adapter this repository is to hold")
     flags = parser.parse_args()
+    if flags.ship:
+        ship(flags.workdir / flags.ship.replace(":", "-"))
+        return
     if flags.evaluate:
         output = flags.workdir / "shipped"
-        made = evaluated(output, "policy", f"--model={POLICY}", "--config=configs/sources.py")["policy"]
+        made = evaluated(
+            output, "policy", f"--model={POLICY}", "--config=configs/sources.py", "--config.model.lora.rank=0"
+        )["policy"]
         print(json.dumps(numbers(made)) if flags.json else (output / "report.md").read_text())
         return
     known = json.loads(flags.keep.read_text())["where"]["runs"] if flags.keep and flags.keep.is_file() else []
