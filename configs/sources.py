@@ -37,8 +37,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
     is rarely chosen would otherwise be learnt about rarely, and then be chosen less.
 
     docs/real_model.md has what one run of `real` learnt, on the seed that chose the settings. `kinds` and `own` were not run to
-    their ends. Settings that failed before: GRPO with four attempts, and forks with the policy's expectation as the baseline,
-    chose one source for all questions.
+    their ends.
 
     Raises:
       ValueError: `sources` is another word.
@@ -97,6 +96,10 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
         config.knowledge = {}  # checked once the command line has named some
     if sources == "kinds":
         config.agent.max_searches = 2
+        config.rollout.examples, config.rollout.samples = (
+            12,
+            2,
+        )  # with one sample, queries and answers have no advantage
         config.agent.prompt = PROMPT.replace("search one source", "search")
         config.engine.max_length = 1152
         config.learner.length_buckets = (128, 256, 384, 768, 1152)

@@ -314,8 +314,7 @@ def judged_advantages(
 #
 # With the least value as b and even weights, the step is that of reward-weighted regression (Peters and Schaal, ICML 2007):
 # where one alternative alone is right, it is the gradient of its log-probability. It ends where that alternative is chosen
-# for certain, and does not vanish where it is hardly ever chosen. With the other two, a policy may choose one
-# alternative for all questions, and stay there.
+# for certain, and does not vanish where it is hardly ever chosen.
 
 Baseline = Literal["policy", "mean", "worst"]
 Weights = Literal["policy", "even"]
@@ -341,7 +340,7 @@ def choice_advantages(
     values = np.asarray(values, np.float64)
     if baseline == "policy":
         return values - probabilities(logprobs) @ values
-    return values - (values.mean() if baseline == "mean" else values.min(initial=np.inf))
+    return values - (values.mean() if baseline == "mean" else values.min())
 
 
 def try_weights(logprobs: Float[np.ndarray, " n"], weights: Weights = "policy") -> Float[np.ndarray, " n"]:
