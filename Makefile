@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 SEED ?= 0
 WORKERS := --numprocesses=3 --dist=loadfile --no-loadscope-reorder --durations=15
 RUN := runs/quickstart$(if $(filter-out 0,$(SEED)),-seed$(SEED))
+# Python keeps what it compiles, which is a third of the time of a short program, wherever this is called from.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: quickstart real check test test-all lint docs warm-start sight peers clean
 

@@ -356,8 +356,8 @@ class TrainConfig:
             if self.learner.optimizer.schedule != "constant" and self._has_updates_of_its_own(control.without):
                 raise ValueError(
                     f"config.controls.{name}: the stage {control.without!r} and {self.neighbour(control.without)!r}, which has "
-                    "its steps in the control, do not share a schedule (a restart lies between them, or they have other "
-                    "minibatches), so it would be longer or shorter than in the main run; take "
+                    "its steps in the control, do not share a schedule (a restart lies between them, or they make other "
+                    "numbers of updates a step), so it would be longer or shorter than in the main run; take "
                     "config.learner.optimizer.schedule='constant'"
                 )
 
@@ -393,8 +393,8 @@ class TrainConfig:
     def _has_updates_of_its_own(self, name: str) -> bool:
         """Whether a schedule would span another number of updates if a stage's neighbour replaced it."""
         pair = sorted((name, self.neighbour(name)), key=lambda stage: self.stages[stage].start)
-        minibatches = [self.in_stage(stage).learner.minibatches for stage in pair]
-        return self.stages[pair[1]].restart or minibatches[0] != minibatches[1]
+        updates = [self.in_stage(stage).learner.updates for stage in pair]
+        return self.stages[pair[1]].restart or updates[0] != updates[1]
 
     def _check_names(self) -> None:
         """Checks that all entries of results.json have different names."""

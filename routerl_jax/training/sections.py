@@ -369,7 +369,10 @@ class LearnerConfig:
     # all tokens. It pays with credit="counterfactual" and one sample a question, where the choice alone has an advantage
     drop_tails: bool = False
     leave_out: tuple[str, ...] = ()  # episodes that are not trained on (learning.advantages): void_turns, overlong
-    minibatches: Size = 1  # updates per step
+    minibatches: Size = 1  # into which a step's sequences are split, with an update on each
+    # times that a step's sequences are learnt from, each time in mini-batches drawn anew (PPO's epochs, GRPO's mu). From the second
+    # on they are off-policy, which losses with a clipped ratio bound
+    passes: Size = 1
     # how losses of tokens become one: mean over tokens, over sequences, or a sum with a constant divisor (learning.losses)
     aggregation: Aggregation = "token"
     # tokens per sequence by which aggregation="constant" divides (Dr. GRPO's constant); 0: engine.max_length
@@ -441,6 +444,11 @@ class LearnerConfig:
                     "which is about all tokens of a sequence: switch drop_tails off"
                 )
         self._check_ratio()
+
+    @property
+    def updates(self) -> int:
+        """Updates of a step."""
+        return self.passes * self.minibatches
 
     def _check_ratio(self) -> None:
         """Checks settings that exclude a ratio of whole sequences, which is one term of the loss with one advantage."""

@@ -122,8 +122,8 @@ def _updates(config: TrainConfig, recipe: Recipe, step: int) -> int:
     restarts = [stage.start for stage in recipe.stages if config.stages[stage.name].restart]
     begin = max((start for start in restarts if start <= step), default=0)
     end = min((start for start in restarts if step < start < config.steps), default=config.steps)
-    minibatches = {stage.start: config.in_stage(stage.name).learner.minibatches for stage in recipe.stages}
-    return sum(minibatches[max(start for start in minibatches if start <= i)] for i in range(begin, end))
+    updates = {stage.start: config.in_stage(stage.name).learner.updates for stage in recipe.stages}
+    return sum(updates[max(start for start in updates if start <= i)] for i in range(begin, end))
 
 
 def count_steps(config: TrainConfig) -> TrainConfig:

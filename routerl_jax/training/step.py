@@ -97,7 +97,7 @@ def learn(
 def _learn(
     stage: RunStage, run_: Run, episodes: Sequence[Episode], groups: np.ndarray, step: int, clock: Clock
 ) -> tuple[dict[str, Any], Credit]:
-    """Assigns credit, and makes one update per mini-batch. Returns their metrics and the credit."""
+    """Assigns credit, and makes one update per mini-batch of each pass. Returns their metrics and the credit."""
     settings, learner = stage.config.learner, run_.learner
     sequences, owner = sequences_of(episodes)
     portion = -(-len(sequences) // settings.minibatches)
@@ -117,9 +117,10 @@ def _learn(
     if settings.share_prefixes:  # what begins alike
         together = attempts_of(episodes) if stage.config.rollout.forks else groups[owner]
     updates = _Updates(step)
-    for minibatch in portions(credit.keep, settings.minibatches, order, together):
-        if len(minibatch):
-            _update(stage, run_, sequences, learned, credit, minibatch, updates, clock)
+    for _ in range(settings.passes):
+        for minibatch in portions(credit.keep, settings.minibatches, order, together):
+            if len(minibatch):
+                _update(stage, run_, sequences, learned, credit, minibatch, updates, clock)
     if not len(credit.keep):  # nothing to learn from; sampler and learner are compared all the same
         scored = learner.logprobs(sequences, portion=portion)
         updates.compare(sequences, [lp[s.loss_mask] for s, lp in zip(sequences, scored)])

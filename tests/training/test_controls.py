@@ -242,7 +242,7 @@ def test_a_control_has_the_main_run_s_schedule():
         if fine:
             assert schema.TrainConfig(stages=stages, controls=control, learner=linear, **fields).controls == control
             continue
-        with pytest.raises(ValueError, match=r"'second' and 'first', .* or they have other minibatches"):
+        with pytest.raises(ValueError, match=r"'second' and 'first', .* or they make other numbers of updates a step"):
             schema.TrainConfig(stages=stages, controls=control, learner=linear, **fields)
 
 

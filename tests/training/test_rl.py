@@ -186,6 +186,20 @@ def test_a_step_by_hand(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch)
     assert metrics["sampler_gap/mean"] == pytest.approx(np.concatenate(gaps).mean(), rel=1e-5)
 
 
+def test_every_pass_learns_from_all_in_other_mini_batches(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics, batches = take_step(tmp_path, monkeypatch, "given", minibatches=2, passes=2)
+    for of_pass in (batches[:2], batches[2:]):
+        check_batches(of_pass, np.ravel(GRPO), kept=[0, 1, 2, 3, 8, 9, 10, 11])
+    first, again = ({one["tokens"].tobytes() for one in batches[i]} for i in (0, 2))
+    assert first != again
+    assert metrics["actor/trained_sequences"] == 10
+    assert metrics["perf/trained_tokens_unshared"] == 2 * sum(len(one["tokens"]) for b in batches[:2] for one in b)
+    # Ratios of the second pass are measured against what was sampled, so the policy has moved by then.
+    assert metrics["ratio/max"] > 1.0
+
+
 def test_flat_groups_may_stay(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They have no advantage, and count in the number of tokens that the loss is divided by."""
     _, batches = take_step(tmp_path, monkeypatch, "given", drop_no_signal=False)

@@ -409,4 +409,4 @@ def step_parts(config: TrainConfig, update: Estimate, decode: Estimate) -> tuple
     """Seconds of a step's updates, and of decoding all tokens that its sequences can have, by the estimates of a call."""
     assert decode.tokens_per_s is not None, "of a program that decodes"
     decoding = sequences_of_step(config) * config.engine.max_length / decode.tokens_per_s
-    return update.seconds * config.learner.minibatches, decoding
+    return update.seconds * config.learner.updates, decoding

@@ -248,7 +248,7 @@ class _Learner:
     def __init__(self, config: TrainConfig, model: Decoder, mesh: Mesh) -> None:
         self._config, self._model, self._mesh = config, model, mesh
         settings, self._rl = config.learner, config.kind == "rl"
-        self._optimizer = settings.optimizer.build(max(config.steps * settings.minibatches, 1))
+        self._optimizer = settings.optimizer.build(max(config.steps * settings.updates, 1))
         _, self._trained, self._frozen = nnx.split(model, trained_parameters(model, config.model.freeze), ...)
         self._state = abstract_state(self._trained, self._optimizer, mesh)
         self.stages = [config.in_stage(name) for name in config.stages] if self._rl else [config]
