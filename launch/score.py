@@ -1,4 +1,4 @@
-r"""Scores any system's predictions: EM, CEM, SubEM, F1 and F1-Recall with 95% bootstrap intervals.
+r"""Scores any system's predictions: EM, CEM, SubEM, F1 and F1-Recall with 95 % intervals.
 
     python -m launch.score --predictions=predictions.jsonl --normalizer=search_r1
     python -m launch.score --predictions=predictions.jsonl.gz --group=dataset,model --json
@@ -106,10 +106,11 @@ def _score_trajectories() -> None:
             reward=_settings("reward"),
         )
     result |= {"judge": dict(counted)} if judge else {}
+    failed = counted["failed"] if judge else ""
     if FLAGS.json:
         print(json.dumps(result))
         return
-    print(report.markdown({FLAGS.recipe: result["metrics"]}))
+    print(report.markdown({FLAGS.recipe: result["metrics"]}, failed=failed))
     for name, value in result["reward"].items():
         print(f"reward {name}: {value:.4f}")
 
@@ -151,7 +152,7 @@ def _score_predictions() -> None:
         by_group = {name: report.to_json() for name, report in groups.items()}
         print(json.dumps({**overall.to_json(), "normalizer": FLAGS.normalizer, "groups": by_group}))
     else:
-        caption = f"percent and its 95% bootstrap interval; normalizer {FLAGS.normalizer}"
+        caption = f"percent and its 95% bootstrap interval (Wilson's where all scores are equal); normalizer {FLAGS.normalizer}"
         open_console().print(table(overall, groups, caption))
 
 

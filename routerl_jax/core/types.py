@@ -317,6 +317,11 @@ class Verdict:
     kept: bool = False
     said: str = ""
 
+    @property
+    def given(self) -> bool:
+        """Whether nothing is missing: the judge said right or wrong, or there was no answer to judge."""
+        return self.kind not in ("failed", "unreadable")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failure:
