@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -146,6 +146,8 @@ def write_config(config: Any, path: pathlib.Path) -> pathlib.Path:
     """A file for --config that holds this configuration, of a run or of whatever a program takes."""
     schema, text = type(config), json.dumps(to_config_dict(config).to_dict())
     path.write_text(_CONFIG.format(text=text, module=schema.__module__, schema=schema.__name__))
+    # Python takes a file of the same second and size for the one that it compiled.
+    pathlib.Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
     return path
 
 

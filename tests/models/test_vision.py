@@ -21,7 +21,6 @@ from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLVisionCon
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
 from routerl_jax.models import attention as attention_module
-from routerl_jax.models import vision_language
 from routerl_jax.models.attention import Attention
 from routerl_jax.models.config import UnsupportedModelError, VisionConfig
 from routerl_jax.models.families.qwen_vl import vision_from_hf, vision_rules, vision_to_hf
@@ -262,7 +261,7 @@ def test_blocks_equal_one_product(monkeypatch):
         np.testing.assert_allclose(full_attention(q, k, v, segments)[real], expected[real], atol=1e-5)
         blockwise = jax.grad(lambda *qkv: jnp.sin(full_attention(*qkv, segments))[real].sum(), argnums=(0, 1, 2))
         whole = jax.grad(
-            lambda *qkv: jnp.sin(vision_language._attend(*qkv, segments, segments))[real].sum(), argnums=(0, 1, 2)
+            lambda *qkv: jnp.sin(window_attention(*qkv, segments, qkv[0].shape[1]))[real].sum(), argnums=(0, 1, 2)
         )
         gradient, again = jax.jit(blockwise)(q, k, v), jax.jit(whole)(q, k, v)
         for found, wanted in zip(gradient, again):
@@ -281,11 +280,11 @@ def test_pictures_that_share_no_block_are_not_multiplied(monkeypatch):
     found = np.asarray(full_attention(q, k, spoilt, segments))
     assert np.isnan(found[0, 32:64]).all()
     own = [patch for patch in range(96) if segments[0, patch] in (1, 3)]
-    np.testing.assert_allclose(found[0, own], vision_language._attend(q, k, v, segments, segments)[0, own], atol=1e-6)
+    np.testing.assert_allclose(found[0, own], window_attention(q, k, v, segments, 96)[0, own], atol=1e-6)
     both = np.concatenate([segments, np.ones_like(segments)])
     q, k, v = (np.concatenate([part, part]) for part in (q, k, v))
     np.testing.assert_allclose(
-        full_attention(q, k, v, both)[1], vision_language._attend(q, k, v, both, both)[1], atol=1e-6
+        full_attention(q, k, v, both)[1], window_attention(q, k, v, both, 96)[1], atol=1e-6
     )
 
 
