@@ -282,8 +282,8 @@ def _told_apart(result: Mapping[str, Any], metric: str) -> str:
 def _mean_row(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     """A row with the mean of a metric over several rows, without it if one of them has no number; and their `answered`."""
     counts = [answered(row, metric) for row in rows]
-    values = [row.get(metric) if count else None for row, (count, _) in zip(rows, counts)]
-    mean = {} if None in values else {metric: sum(values) / len(values)}
+    values = [row[metric] for row, (count, _) in zip(rows, counts) if count and row.get(metric) is not None]
+    mean = {metric: sum(values) / len(values)} if len(values) == len(rows) else {}
     count, asked = map(sum, zip(*counts))
     return {**mean, "n": asked, "n_answered": count, "n_judged": count}
 

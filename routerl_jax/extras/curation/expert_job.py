@@ -82,10 +82,10 @@ class ExpertsReport(Report):
         lines = ["| data set | tried | accepted | written |", "|---|---|---|---|"]
         for name, count in self.tried.items():
             lines.append(f"| {name} | {count:,} | {self.accepted.get(name, 0):,} | {self.written.get(name, 0):,} |")
-        kinds: Iterable[tuple[str, Mapping[Any, int], Mapping[Any, int]]] = (
+        kinds: list[tuple[str, Mapping[Any, int], Mapping[Any, int]]] = [
             ("steps", self.accepted_steps, self.steps),
             ("actions", self.accepted_actions, self.actions),
-        )
+        ]
         for title, accepted, written in kinds:
             lines += ["", f"| {title} | accepted | written |", "|---|---|---|"]
             lines += [f"| {name} | {count:,} | {written.get(name, 0):,} |" for name, count in accepted.items()]
