@@ -77,7 +77,6 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
                 forks=schema.ForkCreditConfig(weights="even", baseline="worst"),
                 drop_tails=True,
                 minibatches=2,
-                passes=2,
                 loss=schema.LossConfig(kind="reinforce"),
                 optimizer=_optimizer(1.5e-3, "linear", 3, 0.2),
                 length_buckets=(128, 256, 384, 768),

@@ -370,8 +370,8 @@ class LearnerConfig:
     drop_tails: bool = False
     leave_out: tuple[str, ...] = ()  # episodes that are not trained on (learning.advantages): void_turns, overlong
     minibatches: Size = 1  # into which a step's sequences are split, with an update on each
-    # times that a step's sequences are learnt from, each time in mini-batches drawn anew (PPO's epochs, GRPO's mu). From the second
-    # on they are off-policy, which losses with a clipped ratio bound
+    # times that a step's sequences are learnt from, each time in mini-batches drawn anew (PPO's epochs, GRPO's mu). From the
+    # second on they are off-policy, which losses with a clipped ratio bound
     passes: Size = 1
     # how losses of tokens become one: mean over tokens, over sequences, or a sum with a constant divisor (learning.losses)
     aggregation: Aggregation = "token"
