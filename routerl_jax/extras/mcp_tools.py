@@ -280,6 +280,8 @@ def _said(status: int, body: bytes) -> ReplyError | None:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
+        if status < 300 and body.strip():
+            return ReplyError(502, f"the reply is not JSON: {body[:120].decode(errors='replace')!r}")
         value = None
     carried = None if status < 300 and isinstance(value, dict) and "jsonrpc" in value else error_of(value)
     if status < 300:

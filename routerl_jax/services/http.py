@@ -7,6 +7,7 @@ import atexit
 import contextlib
 import dataclasses
 import email.utils
+import functools
 import json
 import os
 import random
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 
 from routerl_jax.core.background import shared_loop
 from routerl_jax.core.packages import needs
+from routerl_jax.services import faults
 
 # --- what a reply asks of its client -----------------------------------------------------------------------------------
 # What an HTTP reply asks of its client: to try again, when, at another path, or to read an error under status 200.
@@ -43,10 +45,17 @@ _BESIDE = ("error", "errors", "detail", "metadata")  # keys that hold no results
 
 
 class ReplyError(NamedTuple):
-    """An error that a reply carries. `status`: the HTTP status that it stands for."""
+    """An error that a reply carries.
+
+    Attributes:
+      status: the HTTP status that it stands for.
+      fault: its kind (`services.faults`), where it is not that of the status; then the reply is no error in itself, but of no
+        use.
+    """
 
     status: int
     message: str
+    fault: str = ""
 
 
 def retry_after(header: str) -> float | None:
@@ -151,20 +160,22 @@ _MOST_BYTES = 16 << 20  # most bytes of a reply
 
 
 class HttpError(Exception):
-    """A request that failed for good. The message says where and why; `status` is 0 if there was no reply."""
+    """A request that failed for good. The message says where and why; `status` is 0 if there was no reply. `fault` is as in
+    `ReplyError`, and `tries` the number of attempts."""
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, fault: str = "", tries: int = 1) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.fault, self.tries = status, fault, tries
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """A service's reply with a 2xx status."""
+    """A service's reply with a 2xx status, after `tries` attempts."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    tries: int = 1
 
     def json(self) -> Any:
         """The body as JSON. Raises ValueError if it is not JSON; the message shows its beginning."""
@@ -177,8 +188,8 @@ class Reply:
 class HttpClient:
     """A client of one service, for coroutines of one event loop.
 
-    Temporary failures (no connection, no reply in time, and the statuses of `retries.RETRIED`, also in the body of a reply
-    with status 200) are retried after a growing, random pause, or after the time in `Retry-After`. After a 429 with
+    Temporary failures (no connection, no reply in time, half a JSON reply, and the statuses of `RETRIED`, also in the body of
+    a reply with status 200) are retried after a growing, random pause, or after the time in `Retry-After`. After a 429 with
     `Retry-After`, all requests of the client wait that long. A redirect is followed if it keeps the method and stays at the
     server; others are errors, because a key must not be sent elsewhere.
 
@@ -223,21 +234,28 @@ class HttpClient:
         params: Mapping[str, str] | None = None,
         body: Any = None,
         failure: Callable[[Any], ReplyError | None] = error_of,
+        only_json: bool = False,
     ) -> Reply:
-        """The reply to a request. A `body` is sent as JSON, or, if it is bytes, as it is. `failure` reads the error of a JSON
-        reply with a 2xx status. Raises HttpError."""
-        address = _without_secrets(url)
+        """The reply to a request. Raises HttpError.
+
+        Args:
+          body: sent as JSON, or, if it is bytes, as it is.
+          failure: reads the error of a JSON reply with a 2xx status.
+          only_json: a reply that is not JSON has failed, too, whatever its type says.
+        """
+        address, judge = _without_secrets(url), functools.partial(_judge, failure=failure, only_json=only_json)
         for attempt in range(self._retries + 1):
             while (pause := self._paused_until - time.monotonic()) > 0:
                 await asyncio.sleep(pause * random.uniform(1.0, 1.1))
             if self._turn is not None and not await self._turn():
                 raise HttpError(f"{address}: the rate limit leaves no turn in time")
-            outcome = await self._attempt(method, url, headers, params, body, failure)
+            outcome = await self._attempt(method, url, headers, params, body, judge)
             if isinstance(outcome, Reply):
-                return outcome
+                return dataclasses.replace(outcome, tries=attempt + 1)
             if not outcome.passing or attempt == self._retries:
                 tried = f" (tried {attempt + 1} times)" if attempt else ""
-                raise HttpError(self.redact(f"{address}: {outcome.message}{tried}"), outcome.status)
+                message = self.redact(f"{address}: {outcome.message}{tried}")
+                raise HttpError(message, outcome.status, outcome.fault, attempt + 1)
             pause = outcome.retry_after
             if pause is None:
                 pause = self._backoff * 2**attempt * random.uniform(0.5, 1.5)
@@ -259,7 +277,7 @@ class HttpClient:
             self._session = None
 
     async def _attempt(
-        self, method: str, url: str, headers: Any, params: Any, body: Any, failure: Callable[[Any], ReplyError | None]
+        self, method: str, url: str, headers: Any, params: Any, body: Any, judge: Callable[..., Reply | _Failed]
     ) -> Reply | _Failed:
         aiohttp = import_aiohttp()
         if self._session is None or self._session.closed:
@@ -277,7 +295,7 @@ class HttpClient:
                         target = redirect_target(str(reply.url), reply.status, reply.headers.get("Location", ""))
                         if redirects == MOST_REDIRECTS or not may_follow(url, reply.status, target):
                             read = await bounded(reply.content.iter_chunked(1 << 16), _MOST_BYTES)
-                            return _judge(reply, read, target, failure)
+                            return judge(reply, read, target)
                     url, params = target, None  # the target has the parameters
         except TimeoutError:
             return _Failed(f"no reply within {self._timeout:g} s", passing=True)
@@ -288,23 +306,28 @@ class HttpClient:
         raise AssertionError("unreachable")
 
 
-def _judge(reply: Any, content: bytes, target: str, failure: Callable[[Any], ReplyError | None]) -> Reply | _Failed:
+def _judge(
+    reply: Any, content: bytes, target: str, failure: Callable[[Any], ReplyError | None], only_json: bool
+) -> Reply | _Failed:
     status, message, passing = reply.status, f"HTTP {reply.status}: {_reason(content) or reply.reason}", False
+    fault = ""
     if 200 <= reply.status < 300:
         answer = Reply(reply.status, reply.headers, content)
         try:
             error = failure(answer.json())
-        except ValueError:
-            error = None
+        except ValueError as problem:
+            half = only_json or (content.strip() and "json" in reply.headers.get("Content-Type", ""))
+            error = ReplyError(_UNNAMED, str(problem), faults.HALF_REPLY) if half else None
         if error is None:
             return answer
-        status, message = error.status, f"an error under HTTP {reply.status} ({error.status}): {error.message}"
+        status, message, fault = error
         passing = may_pass(status, message)
+        message = message if fault else f"an error under HTTP {reply.status} ({status}): {message}"
     elif target:
         message = f"HTTP {reply.status} to {_without_secrets(target)}: give that URL instead"
     else:
         passing = may_pass(status, content[:4000].decode(errors="replace"))
-    return _Failed(message, status, passing, retry_after(reply.headers.get("Retry-After", "")))
+    return _Failed(message, status, passing, retry_after(reply.headers.get("Retry-After", "")), fault)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,6 +336,7 @@ class _Failed:
     status: int = 0
     passing: bool = False  # the next attempt may succeed
     retry_after: float | None = None
+    fault: str = ""
 
 
 _sessions: set[Any] = set()  # those that were open when the last one was opened
