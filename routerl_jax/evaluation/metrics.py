@@ -224,8 +224,10 @@ def averages(
       - For golden steps (data.trajectories): `em/route`, `em/answer` and `em/final`, for sub-questions, answers to them and
         final answers. `em` covers all three.
       - For a chat model behind an endpoint: `policy_failed_rate` (the policy gave no reply, and the episode ended unanswered),
-        `policy_failed/KIND` for each kind of failure, and per question `prompt_tokens_per_question`,
-        `policy_seconds_per_question` and `money_per_question`.
+        `policy_failed/KIND` for each kind of failure, and per question `policy_retries_per_question` (requests that were sent
+        again), `prompt_tokens_per_question`, `policy_seconds_per_question` and `money_per_question`.
+      - If an agent extracts its answers from free text by rules (`extras.baselines`): `answer_rule/RULE`, the share of
+        questions whose answer this rule found.
       - If a judge was asked: `judge` (mean of the verdicts that count; absent if none does); the shares `judge/asked` (there is
         an answer), `judge/right`, `judge/unreadable`, `judge/failed` and `judge/from_cache`; and among answers found right or
         wrong, `judge/em_agreement` and `judge/cover_em_agreement`, the shares for which these metrics agree; and
@@ -289,7 +291,7 @@ def _averages(
         "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
     }
     result |= _of_answerable(episodes, scores) | _endpoint(episodes)
-    result |= _judged(episodes, scores) | _retrieved(episodes)
+    result |= _judged(episodes, scores) | _retrieved(episodes) | _answer_rules(episodes)
     kinds = [step.kind if (step := golden_step(episode.example)) else "" for episode in episodes]
     for kind in sorted(set(kinds) - {""}):
         result[f"em/{kind}"] = float(scores[[k == kind for k in kinds], 0].mean())
@@ -341,10 +343,22 @@ def _endpoint(episodes: Sequence[Episode]) -> dict[str, float]:
     return {
         "policy_failed_rate": kinds.total() / count,
         **{f"policy_failed/{kind}": number / count for kind, number in sorted(kinds.items())},
+        "policy_retries_per_question": sum(usage.retries for usage in used) / count,
         "prompt_tokens_per_question": sum(usage.prompt_tokens for usage in used) / count,
         "policy_seconds_per_question": sum(usage.seconds for usage in used) / count,
         "money_per_question": sum(usage.cost for usage in used) / count,
     }
+
+
+def _answer_rules(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The share of questions whose answer each rule found (`Turn.info["answer_rule"]`); {} without such rules."""
+    rules = (
+        [turn.info["answer_rule"] for turn in episode.turns if "answer_rule" in turn.info]
+        for episode in episodes
+        if episode.answer is not None
+    )
+    counts = collections.Counter(str(found[-1]) for found in rules if found)
+    return {f"answer_rule/{rule}": number / len(episodes) for rule, number in sorted(counts.items())}
 
 
 def _retrieved(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -355,8 +355,19 @@ def cost_table(rows: Mapping[str, Any]) -> Table:
 def behaviour_table(rows: Mapping[str, Any]) -> Table:
     """The behaviour of the agents. Columns without any value are left out."""
     columns = [(key, title) for key, title in _BEHAVIOUR if any(key in row for row in rows.values())]
-    cells = [[agent, *(_percent(row.get(key)) for key, _ in columns)] for agent, row in rows.items()]
-    return Table(["agent", *(title for _, title in columns)], cells)
+    by_rule = ["answers by rule"] if any(map(_rules, rows.values())) else []
+    cells = [
+        [agent, *(_percent(row.get(key)) for key, _ in columns), *(_rules(row) or "-" for _ in by_rule)]
+        for agent, row in rows.items()
+    ]
+    return Table(["agent", *(title for _, title in columns), *by_rule], cells)
+
+
+def _rules(row: Mapping[str, Any]) -> str:
+    """The number of answers that each rule of extraction found; "" for an agent without such rules."""
+    shares = {key.removeprefix("answer_rule/"): row[key] for key in row if key.startswith("answer_rule/")}
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{rule} {round(share * row['n'])}" for rule, share in ordered)
 
 
 def tests_table(tests: Sequence[Mapping[str, Any]]) -> Table:
