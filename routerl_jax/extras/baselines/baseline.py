@@ -7,7 +7,7 @@ import dataclasses
 import pathlib
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
@@ -331,7 +331,7 @@ def extracted(text: str, *, chain: bool = False) -> Extracted | None:
     - `tag`: the last <answer>X</answer>.
     - `final`: after the last "Final answer:" or "final answer is".
     - `label`: after the first "Answer:" at the beginning of a line, or at the end of one that names what follows.
-    - `conclusion`: after the last "the answer is".
+    - `conclusion`: after the last "the answer is:", or, if none has a colon, after the last "the answer is".
     - `line`: the first line, or the next one if it only names what follows. Not in a chain.
 
     Of the last four, the first sentence counts: "X. I hope this helps." is X. Behind a mark that ends its line, the next line
@@ -349,17 +349,17 @@ def extracted(text: str, *, chain: bool = False) -> Extracted | None:
     cue = _LABEL.match(text.lstrip()) if chain else None
     if cue is not None and len(sentences(text.lstrip()[cue.end() :])) > 1:
         text = text.lstrip()[cue.end() :]
-    labels = _after(_LABEL, text)
+    labels = _after(_LABEL.finditer(text), text)
     rules = {
-        "final": _after(_FINAL, text)[-1:],
+        "final": _after(_FINAL.finditer(text), text)[-1:],
         "label": labels[-1:] if chain else labels[:1],
-        "conclusion": _after(_CONCLUDED, text)[-1:],
+        "conclusion": _conclusions(text)[-1:],
         "line": [] if chain else _lines(text),
     }
     for rule in ("final", "conclusion", "label") if chain else rules:
         for content in rules[rule]:
             if rule == "label":  # "Answer: The answer is X"
-                content = next(reversed(_after(_CONCLUDED, content)), content)
+                content = next(reversed(_conclusions(content)), content)
             if answer := first_sentence(content):
                 return Extracted(answer, rule)
     return None
@@ -370,9 +370,15 @@ def first_sentence(text: str) -> str:
     return next(filter(None, map(tidied, sentences(text))), "")
 
 
-def _after(mark: re.Pattern[str], text: str) -> list[str]:
+def _conclusions(text: str) -> list[str]:
+    """What stands after each "answer is:", or, if none has a colon, after each "answer is"."""
+    marks = list(_CONCLUDED.finditer(text))
+    return _after([mark for mark in marks if mark[0].endswith((":", "："))] or marks, text)
+
+
+def _after(marks: Iterable[re.Match[str]], text: str) -> list[str]:
     """What stands on the line after each mark, or on the next line that is not empty; each is an answer when tidied."""
-    rests = (text[match.end() :].splitlines() for match in mark.finditer(text))
+    rests = (text[mark.end() :].splitlines() for mark in marks)
     return [line for rest in rests if (line := next((line for line in rest if tidied(line)), ""))]
 
 
@@ -411,7 +417,8 @@ _WRAPS = (("`", "`"), ('"', '"'), ("'", "'"), ("‘", "'"), ("«", "»"), ("_", 
 _WRAPS += (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _LATEX = re.compile(r"\\(?:text\w*|math\w+|operatorname|emph|boxed)[ \t]*\{([^{}]*)(?:\}|$)")
 _BOLD_FIRST = re.compile(r"[\s*]*?\*\*(?=\S)(.+?)\*\*(?=[ \t]*(?:[,;:(–—-]|\.(?:\s|$)))")
-_CITED = re.compile(r"(?<=\S)[ \t]*(?:\[\d+(?:, ?\d+)*\]|【[^】]*】)$")
+_EMPHASIS = re.compile(r"(?<![\w*])(\*{1,3})(\S[^*]*?)\1(?![\w*])")
+_CITED = re.compile(r"(?<=\S)(?:[,;]?[ \t]*(?:\[\d+(?:, ?\d+)*\]|【[^】]*】))+$")
 
 
 def tidied(text: str) -> str:
@@ -423,14 +430,13 @@ def tidied(text: str) -> str:
         text = _LATEX.sub(r"\1", re.sub(r"^(?:[-•]|#+)[ \t]+", "", text.strip()))
         if match := _BOLD_FIRST.match(text):
             text = match[1]
-        text = _CITED.sub("", text.strip("*").strip().removesuffix(".").rstrip().strip("*"))
+        text = _EMPHASIS.sub(r"\2", text).strip("*`").strip()
+        text = _CITED.sub("", text.removesuffix(".").rstrip().strip("*`"))
         for opening, closing in _WRAPS:
             inner = text[len(opening) : -len(closing)]
             if inner and text == f"{opening}{inner}{closing}" and opening not in inner and closing not in inner:
                 text = inner
-    if "\\" in text:
-        text = re.sub(r"\\([%$&#_ ])", r"\1", text).replace("{,}", ",")
-    return re.sub(r"\*\*(\S.*?)\*\*", r"\1", text).strip()
+    return re.sub(r"\\([%$&#_ ])", r"\1", text).replace("{,}", ",").strip()
 
 
 def last_line(text: str, label: str) -> str | None:
