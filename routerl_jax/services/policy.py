@@ -375,9 +375,8 @@ class ChatModel(Endpoint):
         else:
             whole = continuation(reply.text, request.chat.begun)
         text, reason = ended(reply, replace_surrogates(whole), request.stops, request.chat.begun)
-        dropped = len(whole[len(text) :].split()) / max(
-            len(reply.text.split()), 1
-        )  # what was written behind the turn's end
+        # What was written behind the turn's end does not count; its share of the tokens is about that of the words.
+        dropped = len(whole[len(text) :].split()) / max(len(reply.text.split()), 1)
         assert stream.usage is not None
         stream.usage += Usage(
             replies=1,
