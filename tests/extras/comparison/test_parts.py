@@ -183,6 +183,16 @@ def test_bold_is_what_every_test_tells_apart() -> None:
     assert matrix.bold == {(0, 2), (1, 1), (0, 3), (2, 1)}
 
 
+def test_the_report_says_by_which_rule_answers_were_read() -> None:
+    rows = {
+        "direct": {"n": 8, "answered_rate": 1.0, "answer_rule/line": 0.25, "answer_rule/label": 0.625},
+        "search": {"n": 8, "answered_rate": 1.0},
+    }
+    table = report.behaviour_table(rows)
+    assert (table.headings[-1], [row[-1] for row in table.rows]) == ("answers by rule", ["label 5, line 2", "-"])
+    assert report.behaviour_table({"search": rows["search"]}).headings == ["agent", "answered"]
+
+
 def test_verdicts_are_asked_once(tmp_path: pathlib.Path) -> None:
     asked: list[str] = []
 
