@@ -572,7 +572,7 @@ ONCE = [
 
 def _script(messages: list[dict[str, Any]]) -> str:
     """What a policy says that knows the answers, whichever agent asks it."""
-    task, asked = messages[0]["content"], messages[-1]["content"]
+    task = messages[0]["content"]
     number = re.findall(r"(?:of country|capital) (\d+)", json.dumps(messages))[-1]
     turn = sum(message["role"] == "assistant" for message in messages)
     if "Action:" in task:
@@ -586,10 +586,9 @@ def _script(messages: list[dict[str, Any]]) -> str:
     if "begin_search_query" in task:
         turns = (f"I wonder. {query(number)} and", f"So $\\boxed{{\\text{{City {number}}}}}$ it is.")
         return turns[turn]
-    if "step by step" in task or "documents" in task:
-        return f"It is ruled by J. Lee. So the answer is: City {number}. I hope this helps.\nQuestion: and"
-    assert "ret" in task, asked
-    return (SEARCH, f"<think>so</think><answer>City {number}</answer>")[turn] + " and more"
+    if "<ret>" in task:
+        return (SEARCH, f"<think>so</think><answer>City {number}</answer>")[turn] + " and more"
+    return f"It is ruled by J. Lee. So the answer is: City {number}. I hope this helps.\nQuestion: and"
 
 
 def query(number: str) -> str:
