@@ -113,6 +113,7 @@ def _ends(text: str, match: re.Match[str]) -> bool:
     """Whether a mark in a text ends a sentence."""
     following = _NEXT.match(text, match.end())
     word, dot = following.groups() if following else ("", "")
+    number = following is not None and word[0].isdigit() and "\n" not in following[0]
     if match[1] != ".":
         return not word[:1].islower()
     start = max(text.rfind(space, 0, match.start()) for space in " \n\t\xa0") + 1
@@ -120,7 +121,7 @@ def _ends(text: str, match: re.Match[str]) -> bool:
     name = before.casefold()
     if before.isdigit() and not text[:start].rpartition("\n")[2].strip():
         return False  # the number of a list's entry
-    if (word[:1].isdigit() and before.isalpha() and len(before) <= 4) or (not word and _BEFORE_NUMBERS.fullmatch(name)):
+    if (number and before.isalpha() and len(before) <= 4) or (not word and _BEFORE_NUMBERS.fullmatch(name)):
         return False
     if _INSIDE.fullmatch(name):
         return False

@@ -86,12 +86,12 @@ def test_ircot_does_not_take_an_initial_for_the_end_of_a_sentence():
         "Lee. And more",
         " He left the U.S. ",
         "He died. x",
-        " So the answer is: J. R. R. Lee.\n",
+        *(" So the answer is: J. ", "R. ", "Lee.\n"),
     )
     found = played(IRCoT(k=1, reader="none", **BARE), *turns)
     assert [query for _, query, _ in found.asked] == [Q, "It was by J. Lee.", "He left the U.S."]
     assert found.chats[0].endswith("Answer: It was by J. Lee. ")
-    assert found.episode.answer == "J. R. R. Lee"
+    assert found.episode.answer == "J. R. Lee"
 
 
 def test_a_sentence_that_is_repeated_ends_the_chain_and_not_the_episode():

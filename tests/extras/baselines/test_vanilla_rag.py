@@ -106,7 +106,7 @@ FORMS = [  # (reply, rule); the answer of all is the same
 
 @pytest.mark.parametrize(("reply", "rule"), FORMS)
 def test_an_answer_is_extracted_by_a_named_rule(reply, rule):
-    found = played(Direct(), reply, chats=True)
+    found = played(Direct(answer_tokens=200), reply, chats=True)
     (turn,) = found.episode.turns
     assert (found.episode.answer, turn.info["answer_rule"]) == ("J. R. R. Tolkien", rule)
     assert turn.text.startswith(reply)  # the raw text is kept
