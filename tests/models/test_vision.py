@@ -283,9 +283,7 @@ def test_pictures_that_share_no_block_are_not_multiplied(monkeypatch):
     np.testing.assert_allclose(found[0, own], window_attention(q, k, v, segments, 96)[0, own], atol=1e-6)
     both = np.concatenate([segments, np.ones_like(segments)])
     q, k, v = (np.concatenate([part, part]) for part in (q, k, v))
-    np.testing.assert_allclose(
-        full_attention(q, k, v, both)[1], window_attention(q, k, v, both, 96)[1], atol=1e-6
-    )
+    np.testing.assert_allclose(full_attention(q, k, v, both)[1], window_attention(q, k, v, both, 96)[1], atol=1e-6)
 
 
 def test_a_large_page_needs_no_memory_for_all_its_logits():
