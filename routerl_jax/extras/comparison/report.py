@@ -321,6 +321,12 @@ def _answered_alone(benchmarks: Mapping[str, Any], metric: str) -> list[Block]:
     ]
 
 
+def _label(agent: str, row: Mapping[str, Any]) -> str:
+    """The agent's name, with "n of N" if its numbers are of questions of which only n had a reply."""
+    count, asked = answered(row, "em")
+    return agent if count == asked else f"{agent}, {count} of {asked}"
+
+
 def cost_table(rows: Mapping[str, Any]) -> Table:
     """The cost of a question with each agent."""
     bases = list(dict.fromkeys(name for row in rows.values() for name in row["cost"]["searches"]))
@@ -340,7 +346,7 @@ def cost_table(rows: Mapping[str, Any]) -> Table:
         searches = [cost["searches"].get(name, 0.0) for name in bases]
         cells.append(
             [
-                agent,
+                _label(agent, row),
                 *(f"{count:.2f}" for count in (*searches, sum(searches))),
                 "-" if budget is None else str(budget),
                 f"{row['turns_per_question']:.2f}",
@@ -357,7 +363,7 @@ def behaviour_table(rows: Mapping[str, Any]) -> Table:
     columns = [(key, title) for key, title in _BEHAVIOUR if any(key in row for row in rows.values())]
     by_rule = ["answers by rule"] if any(map(_rules, rows.values())) else []
     cells = [
-        [agent, *(_percent(row.get(key)) for key, _ in columns), *(_rules(row) or "-" for _ in by_rule)]
+        [_label(agent, row), *(_percent(row.get(key)) for key, _ in columns), *(_rules(row) or "-" for _ in by_rule)]
         for agent, row in rows.items()
     ]
     return Table(["agent", *(title for _, title in columns), *by_rule], cells)
@@ -517,7 +523,7 @@ def _shares(benchmarks: Mapping[str, Any], part: str, columns: Sequence[tuple[st
     for name, result in benchmarks.items():
         for agent, row in result["rows"].items():
             shares = row[part] if part else row
-            lines.append([name, agent, *(_percent(shares.get(key)) for key, _ in columns)])
+            lines.append([name, _label(agent, row), *(_percent(shares.get(key)) for key, _ in columns)])
     return Table(["benchmark", "agent", *(title for _, title in columns)], lines, texts=2)
 
 

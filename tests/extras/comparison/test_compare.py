@@ -171,6 +171,7 @@ def test_what_failed_is_told_and_tried_again(chats: Any, tmp_path: pathlib.Path)
     report = (tmp_path / "out" / "report.md").read_text()
     assert "| direct | 16.7 (0.0-50.0), 5 of 6 |" in report
     assert "| direct | 20.0 (0.0-60.0), 5 of 6 |" in report  # without the unanswered one
+    assert "| things | direct, 5 of 6 | 0.0 | 16.7 | 0.0 | 83.3 |" in report  # right and wrong, of all six
     assert "| things | direct | the policy gave no reply (server) | 1 |" in report
     assert "| things | direct | no answer, these included | 1 |" in report
     chats.bodies.clear()
