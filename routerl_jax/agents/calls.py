@@ -205,7 +205,7 @@ async def _search(
                 results = _checked(tool, reply, len(queries))
                 walks = reply.walks if isinstance(reply, TimedResults) else [Walk()] * len(results)
                 return [result._replace(seconds=s, walk=walk) for result, s, walk in zip(results, seconds, walks)]
-            except Exception as error:
+            except BaseException as error:  # SystemExit of a library, a Rust panic: it is the tool's thread that ends
                 kind = _Failed if seconds_left() else _Late
                 raise kind(f"{type(error).__name__}: {error}", part()) from error
 
