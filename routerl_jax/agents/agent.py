@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 
 from routerl_jax.agents.chat import Chat, ChatRules
 from routerl_jax.agents.conversation import Conversation, Prompt, Request, Rollout, prompt_ids
-from routerl_jax.agents.grammar import RouteChoices
+from routerl_jax.agents.grammar import RouteChoices, inert_call
 from routerl_jax.agents.observation import Pieces, Reply, Spoken, expanded_tokens
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Call, Demonstration, Episode, Example, Passage, Query, ToolSchema, Turn
@@ -182,6 +182,12 @@ class Agent(abc.ABC):
         """
         return ()
 
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Tags that are broken up in all that tools return (`grammar.inert`), so that no passage and no error of a tool ends
+        its block or writes an action; by default all of the protocol's."""
+        return self.special_tokens
+
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
@@ -222,6 +228,8 @@ class Form(Protocol):
     def functions(self) -> tuple[dict[str, Any], ...]: ...
     @property
     def special_tokens(self) -> tuple[str, ...]: ...
+    @property
+    def foreign(self) -> tuple[str, ...]: ...
     @property
     def choices(self) -> RouteChoices | None: ...
     def of(self, tokenizer: Tokenizer) -> Any: ...
@@ -283,6 +291,10 @@ class CallingAgent(Agent):
     def special_tokens(self) -> tuple[str, ...]:
         return self.form.special_tokens
 
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        return self.form.foreign
+
     def fields_of(self, base: type[CallingAgent]) -> dict[str, Any]:
         """The values of the fields that it shares with all agents of a class. Further fields of subclasses are left out."""
         fields: Any = dataclasses.fields(base)  # type: ignore[arg-type]
@@ -332,8 +344,12 @@ class Rerouted(Agent):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The agent's own."""
+        """The agent's own, as the next."""
         return self.agent.special_tokens
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        return self.agent.foreign
 
 
 class LLM:
@@ -518,9 +534,9 @@ class Tool:
         return dataclasses.replace(call, passages=tuple(passages), seconds=seconds)
 
     async def _reply(self, asked: Coroutine[Any, Any, Call]) -> Call:
-        """The reply to a request to a tool; a forked attempt may have it already."""
+        """The reply to a request to a tool, without the protocol's tags; a forked attempt may have it already."""
         branch = self._rollout.branch
-        return await (asked if branch is None else branch.call(asked))
+        return inert_call(await (asked if branch is None else branch.call(asked)), self._rollout.foreign)
 
 
 def begun(agent: Agent, example: Example, llm: LLM, tools: Tools) -> Awaitable[Episode]:

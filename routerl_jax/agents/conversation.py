@@ -79,6 +79,7 @@ class Rollout:
     wait_tool: Callable[[Rollout, Request], Awaitable[Call]]
     prepare: Callable[[Rollout, str], Awaitable[None]] | None = None
     tags: Sequence[str] = ()  # of the agent's protocol
+    foreign: Sequence[str] = ()  # those that are broken up in what tools return
     branch: Branching | None = None  # of a forked attempt
     conversations: list[Conversation] = dataclasses.field(default_factory=list)
     probes: list[Conversation] = dataclasses.field(default_factory=list)  # aside, and no part of the episode

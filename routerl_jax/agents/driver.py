@@ -311,6 +311,7 @@ class Attempts:
         rollout = Rollout(
             *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, self._wait_text),
             tags=self.agent.special_tokens,
+            foreign=self.agent.foreign,
             branch=branch,
         )
         try:

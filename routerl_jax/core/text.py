@@ -45,11 +45,12 @@ def split_thoughts(text: str, *names: str) -> tuple[str, str]:
         start, inside = tag.end(), not closes
     (thoughts if inside else said).append((start, len(text)))
     thought = " ".join(tags.sub(" ", text[begin:end]).strip() for begin, end in thoughts).strip()
-    blanked, at = "", 0
+    blanked: list[str] = []
+    at = 0
     for begin, end in said:
-        blanked += " " * (begin - at) + text[begin:end]
+        blanked += [" " * (begin - at), text[begin:end]]
         at = end
-    return thought, blanked + " " * (len(text) - at)
+    return thought, "".join(blanked) + " " * (len(text) - at)
 
 
 # A URL, which stays; or an absolute path, or one of a home directory, whose last part stays.

@@ -356,7 +356,9 @@ def parse_action(text: str) -> tuple[str, str]:
     ("", "") if there is none or it has no argument; finish[] may be empty.
     """
     lines = (_ACTION.match(line.strip()) for line in text.splitlines())
-    match = next(filter(None, lines), None) or _ACTION.search(text)
+    # an action ends with a bracket: behind the last one of a line there is none to look for
+    within = (_ACTION.search(line, 0, line.rfind("]") + 1) for line in text.split("\n"))
+    match = next(filter(None, lines), None) or next(filter(None, within), None)
     kind, argument = (match[1].lower(), " ".join(match[2].split())) if match else ("", "")
     return (kind, argument) if argument or kind == "finish" else ("", "")
 

@@ -22,7 +22,7 @@ from routerl_jax.extras.policy_server.protocol import GenerationSettings, Prompt
 
 
 _OPENING, _CLOSING = (re.escape(mark) for mark in FORMS["hermes"].marks[:2])
-_HERMES = re.compile(rf"{_OPENING}\s*(.*?)\s*(?:{_CLOSING}|$)", re.DOTALL)
+_HERMES = re.compile(rf"{_OPENING}(.*?)(?:{_CLOSING}|\Z)", re.DOTALL)
 (_LLAMA,) = FORMS["llama"].marks
 _KEYS = [form.key for form in FORMS.values()]
 
@@ -36,7 +36,7 @@ def read_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
     """
     said = split_thoughts(text)[1]
     if matches := list(_HERMES.finditer(said)):
-        calls = [_call(match[1]) for match in matches]
+        calls = [_call(match[1].strip()) for match in matches]
         if all(calls):
             edges = [0, *(edge for match in matches for edge in match.span()), len(text)]
             kept = "".join(text[begin:end] for begin, end in zip(edges[::2], edges[1::2]))

@@ -252,7 +252,7 @@ def _same(name: str, other: str) -> bool:
 _FENCE = re.compile(r"```[a-zA-Z]*\s*(.*?)(?:```|\Z)", re.DOTALL)
 _INNERMOST = re.compile(r"\[[^\[\]{}]*\]|\{[^\[\]{}]*\}")
 _TRAILING_COMMA = re.compile(r",(\s*[\]}])")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+("?)')  # also one that nothing closes: no other begins within it
 _LONGEST_ANSWER = 200_000  # most characters that are parsed
 
 
@@ -289,7 +289,7 @@ def whole_strings(text: str, key: str) -> list[str]:
     if not key_found:
         return []
     rest = rest.partition("[")[2].partition("]")[0]
-    strings = (_literal(match[0]) for match in _STRING.finditer(rest))
+    strings = (_literal(match[0]) for match in _STRING.finditer(rest) if match[1])
     return [value for value in strings if isinstance(value, str)]
 
 
