@@ -15,6 +15,7 @@ from absl import logging
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.conversation import Request, Want
 from routerl_jax.core.background import in_thread
+from routerl_jax.core.secrets import masked, masked_known
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import seconds_left, time_limit
 from routerl_jax.core.types import Call, Passage, Query, Walk
@@ -129,7 +130,7 @@ async def search_calls(
         f"TimeoutError: the batch failed, and {len(queries) - len(replies_by_index)} of its {len(queries)} queries could not "
         f"be tried by themselves within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
     )
-    replies = [replies_by_index.get(i, _Reply(error=reason)) for i in range(len(queries))]
+    replies = [_told(replies_by_index.get(i, _Reply(error=reason))) for i in range(len(queries))]
     failures = [reply.error for reply in replies if reply.error is not None]
     if failures:
         logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
@@ -138,6 +139,7 @@ async def search_calls(
 
 _TEXTS = ("id", "title", "text")  # fields of a passage that must be strings
 _LONGEST_ERROR = 300  # characters of an error that are shown: a stack trace must not fill a conversation
+_LONGEST_MESSAGE = 10_000  # .. and of those that are looked through for secrets
 _TIME_SHARE = 0.95  # share of the time limit that a tool is given, so that it can give up by itself and say why
 
 
@@ -232,21 +234,25 @@ def _request_function(tool: SearchTool, want: Want) -> Callable[[Any, int], Any]
     ]
 
 
+def _told(reply: _Reply) -> _Reply:
+    """The reply with its error as it is shown: short, without secrets, and with whole letters."""
+    if reply.error is None:
+        return reply
+    error = masked(replace_surrogates(reply.error[:_LONGEST_MESSAGE]))
+    return reply._replace(error=error if len(error) <= _LONGEST_ERROR else f"{error[:_LONGEST_ERROR]} ..")
+
+
 def _call(tool: str, query: Query, reply: _Reply, cost: float) -> Call:
     try:
         image = query_image(query)
     except ValueError:  # the picture is missing; the tool's reply already says so
         image = ""
-    error = reply.error
-    if error is not None:
-        error = replace_surrogates(error)
-        error = error if len(error) <= _LONGEST_ERROR else f"{error[:_LONGEST_ERROR]} .."
     return Call(
         tool=tool,
         query=query_text(query),
         image=image,
         passages=reply.passages,
-        error=error,
+        error=reply.error,
         seconds=reply.seconds,
         cost=cost,
         **reply.walk._asdict(),
@@ -284,9 +290,10 @@ def _checked(tool: str, reply: Any, count: int) -> list[_Reply]:
 
 
 def _sanitised(passage: Passage) -> Passage:
-    """The passage with text that every tokenizer takes (no lone surrogates), and a score that JSON takes (no NumPy number)."""
+    """The passage with text that every tokenizer takes (no lone surrogates) and without secrets that were read for a tool, and
+    a score that JSON takes (no NumPy number)."""
     texts = {name: getattr(passage, name) for name in _TEXTS}
-    cleaned = {name: replace_surrogates(text) for name, text in texts.items()}
+    cleaned = {name: masked_known(replace_surrogates(text)) for name, text in texts.items()}
     if cleaned == texts and type(passage.score) is float:
         return passage
     return dataclasses.replace(passage, **cleaned, score=float(passage.score))

@@ -17,6 +17,7 @@ import httpx2
 
 from routerl_jax.core.background import gather_bounded, shared_loop
 from routerl_jax.core.packages import needs
+from routerl_jax.core.secrets import masked, remember, suspicion
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Passage, Query, ToolSchema
 from routerl_jax.knowledge.base import Counts, StageCounts, TimedResults, is_blank, query_image, query_text
@@ -74,6 +75,7 @@ class McpTool:
         self._server = server
         self._query_key, self._k_key, self._image_key = query_key, k_key, image_key
         self._arguments, self._env, self._token = dict(arguments or {}), dict(env or {}), token
+        remember(token, *(value for name, value in self._env.items() if suspicion(name, value)))
         self._timeout, self._concurrency = timeout, concurrency
         self._counts = StageCounts(uncached=("server",))
         self._documents = Documents(self._where, self._counts, _row_passage)
@@ -134,7 +136,7 @@ class McpTool:
 
     @property
     def _where(self) -> str:
-        return self._server if isinstance(self._server, str) else shlex.join(self._server)
+        return masked(self._server if isinstance(self._server, str) else shlex.join(self._server))
 
     def _call_arguments(self, query: Query, k: int) -> dict[str, Any]:
         arguments = {**self._arguments, self._query_key: query_text(query)}
@@ -179,7 +181,7 @@ class McpTool:
         try:
             return await session.race(ask)
         except MCPError as error:
-            if _LOST.search(str(error)):  # before the code, which servers use for other errors, too
+            if _LOST.search(str(error)[:_LONGEST_MESSAGE]):  # before the code, which servers use for other errors, too
                 self._retire(session)
                 raise _SessionLost(str(error)) from error
             if error.code == CONNECTION_CLOSED and not str(error).startswith("HTTP "):
@@ -230,6 +232,7 @@ class McpTool:
 
 _GRACE = 10  # seconds that a connection may take to close
 _MOST_BYTES = 64 << 20  # most bytes of a reply
+_LONGEST_MESSAGE = 4000  # characters of an error that are read
 # What servers say of a session that they do not know. The specification has 404; some give 400, or an error in a whole reply.
 _LOST = re.compile(
     r"(?i)^HTTP 4(04|10)\b|(not|n't) find( \w+)? session"

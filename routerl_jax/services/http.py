@@ -9,7 +9,6 @@ import dataclasses
 import email.utils
 import functools
 import json
-import os
 import random
 import re
 import time
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 
 from routerl_jax.core.background import shared_loop
 from routerl_jax.core.packages import needs
+from routerl_jax.core.secrets import MASK, masked
 from routerl_jax.services import faults
 
 # --- what a reply asks of its client -----------------------------------------------------------------------------------
@@ -265,10 +265,10 @@ class HttpClient:
         raise AssertionError("unreachable")
 
     def redact(self, message: str) -> str:
-        """The message without the secret."""
+        """The message without the secret, and without others that were read or have the form of one."""
         for form in {self._secret, urllib.parse.quote(self._secret, safe="")} - {""}:
-            message = message.replace(form, "***")
-        return message
+            message = message.replace(form, MASK)
+        return masked(message)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -382,17 +382,3 @@ def _without_secrets(url: str) -> str:
     """A URL without user, password and query, for messages."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-# --- keys and passwords ------------------------------------------------------------------------------------------------
-# Keys and passwords. They are in environment variables, and configurations name these variables.
-
-
-def secret(variable: str) -> str:
-    """The value of an environment variable; "" if no variable is named. Raises ValueError if the variable is not set."""
-    if not variable:
-        return ""
-    value = os.environ.get(variable, "").strip()
-    if not value:
-        raise ValueError(f"the environment variable {variable} is not set: export {variable}=... before you start")
-    return value

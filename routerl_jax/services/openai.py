@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.background import shared_loop
+from routerl_jax.core.secrets import secret
 from routerl_jax.core.text import replace_surrogates, split_thoughts
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Message
@@ -20,7 +21,7 @@ from routerl_jax.models.images import image_uri
 from routerl_jax.services import faults
 from routerl_jax.services.base import Completion, with_schema
 from routerl_jax.services.config import ChatModelConfig, EndpointConfig
-from routerl_jax.services.http import HttpClient, HttpError, ReplyError, error_of, secret
+from routerl_jax.services.http import HttpClient, HttpError, ReplyError, error_of
 from routerl_jax.services.limits import RateLimiter, acquire_async, open_limiter
 
 # Ways to ask for a schema, strictest first. Servers reject a way that they don't know with one of these statuses.

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from routerl_jax.core.buckets import in_bucket, url_of
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.packages import code_version
+from routerl_jax.core.secrets import without_secrets
 from routerl_jax.knowledge.corpus import file_sha256
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, Damaged, model_fields
@@ -107,7 +108,7 @@ class Run:
             )
         self.policy()  # makes the model drop the initial weights, which would stay on the devices otherwise
         self.writer = MetricWriter(
-            workdir, self.start, enabled=multihost.is_main(), log=config.log, config=as_json(config)
+            workdir, self.start, enabled=multihost.is_main(), log=config.log, config=without_secrets(as_json(config))
         )
         if multihost.is_main():
             # A policy exported by an earlier session will be older than the checkpoints from here on.

@@ -103,8 +103,8 @@ class KnowledgeConfig:
     """One knowledge base. It is built into `directory` on first use, and loaded from there later."""
 
     # atlas/NAME, a corpus (knowledge.corpus, knowledge.tables), or the URL of a served knowledge base (knowledge.load; the
-    # server then has the other settings); empty: `directory` exists. Kind "tool": the function that makes it,
-    # package.module:factory
+    # server then has the other settings; `$NAME` in it is read from the environment); empty: `directory` exists. Kind "tool":
+    # the function that makes it, package.module:factory
     source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS, or "tool": anything with search(queries, k)
     # text encoder of queries and passages: a directory, hub id or PyPI model (models.pretrained)
@@ -119,12 +119,17 @@ class KnowledgeConfig:
     # config.agent.prompt
     description: str = ""
     # fields of the kind's own configuration (knowledge.builds), such as {"extractor": "given", "triples": FILE} for "graph"; or
-    # the arguments of a tool
+    # the arguments of a tool, where `$NAME` is read from the environment: secrets are refused here
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.rerank_depth != KnowledgeConfig.rerank_depth and not self.reranker:
             raise ValueError(f"rerank_depth={self.rerank_depth}: there is no reranker; name one, or leave it out")
+
+    @property
+    def served(self) -> bool:
+        """Whether the source is a URL, or the environment variable that holds one."""
+        return self.kind != "tool" and self.source.startswith(("http://", "https://", "$"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

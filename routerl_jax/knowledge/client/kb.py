@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from routerl_jax.core.background import gather_bounded, shared_loop
+from routerl_jax.core.secrets import remember
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.base import Counts, KnowledgeBase, StageCounts, TimedResults, query_key
@@ -47,8 +48,10 @@ class _RemoteKB(KnowledgeBase):
     ) -> None:
         self._timeouts = timeouts or Timeouts()
         self._counts = StageCounts(*stages, uncached=("server",))
+        token = os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token
+        remember(token)
         settings |= {
-            "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
+            "token": token,
             "timeouts": self._timeouts,
             "retries": retries or Retries(),
             "breaker": breaker,

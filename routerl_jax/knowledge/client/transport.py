@@ -17,6 +17,7 @@ import httpx2
 
 from routerl_jax.core.background import shared_loop
 from routerl_jax.core.config import NonNegative, Positive, Size, checked
+from routerl_jax.core.secrets import masked
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.services.http import (
     MOST_REDIRECTS,
@@ -30,11 +31,17 @@ from routerl_jax.services.http import (
 
 
 class Unavailable(RuntimeError):
-    """No replica answered. The message says what was tried, and has the last error."""
+    """No replica answered. The message says what was tried, and has the last error, without secrets."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 class RequestRefused(ValueError):
-    """The server understood the request and refused it (4xx). Another attempt would not help."""
+    """The server understood the request and refused it (4xx). Another attempt would not help. Secrets are masked."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 class Failed(Exception):
