@@ -88,7 +88,10 @@ def secret(variable: str) -> str:
             raise ValueError(f"{variable}_FILE={file}: can't be read ({error})") from error
     if not value:
         raise ValueError(f"the environment variable {variable} is not set: export {variable}=... before you start")
-    remember(value)
+    # A place is none, and of a URL `masked` hides what is secret in it. A plain word under another name stands in many texts.
+    word = value.isalpha() and not (_VARIABLE.fullmatch(variable) or _SECRET_NAME.fullmatch(variable))
+    if not (word or "://" in value or os.path.exists(os.path.expanduser(value))):
+        remember(value)
     return value
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, between
 from routerl_jax.agents.tool_calls import FORMS, TAGS, ToolCalls
+from routerl_jax.core.secrets import masked
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Episode, Example, Turn
 from routerl_jax.extras.baselines.rounds import boxed, parse_action
@@ -66,6 +67,8 @@ def released_pattern(text: str) -> float:
         (boxed, lambda n: "\\boxed{" + "\\text{" * n + "\n" + "}" * (n + 1)),
         (read_calls, lambda n: "<tool_call>" + " " * n + "x"),
         (read_calls, lambda n: "<tool_call>" * n),
+        (masked, lambda n: "https://a?key=" * n),
+        (masked, lambda n: "Bearer 'token': '" * n),
         (lambda text: whole_strings(text, "facts"), lambda n: '{"facts": ["' + '\\"' * n),
         (read_verdict, lambda n: "verdict: " * n),
         (read_verdict, lambda n: "<judge>" * n),

@@ -23,6 +23,7 @@ from routerl_jax.extras.policy_server.protocol import GenerationSettings, Prompt
 
 _OPENING, _CLOSING = (re.escape(mark) for mark in FORMS["hermes"].marks[:2])
 _HERMES = re.compile(rf"{_OPENING}(.*?)(?:{_CLOSING}|\Z)", re.DOTALL)
+_BETWEEN = re.compile(r"\s*(;?)\s*")
 (_LLAMA,) = FORMS["llama"].marks
 _KEYS = [form.key for form in FORMS.values()]
 
@@ -60,11 +61,11 @@ def _split(text: str) -> list[str]:
         except (ValueError, RecursionError):
             return [text]
         parts.append(text[at:end])
-        rest = text[end:].lstrip()
-        if rest and not rest.startswith(";"):
+        between = _BETWEEN.match(text, end)
+        assert between is not None
+        at = between.end()
+        if at < len(text) and not between[1]:
             return [text]
-        rest = rest.removeprefix(";").lstrip()
-        at = len(text) - len(rest)
     return parts
 
 
