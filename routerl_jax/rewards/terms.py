@@ -259,7 +259,7 @@ class RewardFunction:
                 values = list(values) if isinstance(values, Iterator) else values  # a generator's errors are the term's
             values = _one_for_each(name, values, episodes)
             if isinstance(term, TurnTerm):
-                values = [_of_turns(name, weight, numbers, episode) for numbers, episode in zip(values, episodes)]
+                values = [_of_turns(name, weight, own, episode) for own, episode in zip(values, episodes)]
         else:
             values = []
             for i, episode in enumerate(episodes):
@@ -271,11 +271,12 @@ class RewardFunction:
 
 @contextlib.contextmanager
 def _named(name: str, of: str) -> Iterator[None]:
-    """Names the term, and what it was given, in what the term raises: a ValueError, or a RuntimeError for other errors."""
+    """Names the term, and what it was given, in what the term raises: a ValueError for bad input (also of a file), or a
+    RuntimeError for other errors."""
     try:
         yield
     except Exception as error:
-        kind = ValueError if isinstance(error, ValueError) else RuntimeError
+        kind = ValueError if isinstance(error, ValueError | OSError) else RuntimeError
         raise kind(f"reward term {name!r} raised {type(error).__name__} for {of}: {error}") from error
 
 
@@ -314,12 +315,12 @@ def _of_turns(name: str, weight: float, values: Any, episode: Episode) -> float:
             f"reward term {name!r} gave {count} values for the {len(episode.turns)} turns of {_attempt(episode)}: it must give "
             "one for each, or None for a turn that it does not judge"
         )
-    judged = [None if value is None else _number(name, value, episode) for value in values]
-    for turn, value in zip(episode.turns, judged):
+    given = [None if value is None else _number(name, value, episode) for value in values]
+    for turn, value in zip(episode.turns, given):
         turn.rewards.pop(name, None)
         if value is not None:
             turn.rewards[name] = weight * value
-    return float(sum(value for value in judged if value is not None))
+    return float(sum(value for value in given if value is not None))
 
 
 def judged(name: str, episodes: Sequence[Episode]) -> list[Episode]:
