@@ -72,7 +72,7 @@ def start(
             logging.set_verbosity(logging.WARNING)  # orbax logs every rename at INFO
             # A user reads what happened. Who wants the time and the place in the code asks with --verbosity.
             logging.get_absl_handler().setFormatter(std_logging.Formatter(f"launch.{program}: %(message)s"))
-        logging.get_absl_handler().addFilter(_without_secrets)
+        mask_log(logging.get_absl_handler().python_handler)
         sys.excepthook = _show_error
         be_quiet(bool(FLAGS["quiet"].value))
         if FLAGS["quiet"].value:
@@ -100,10 +100,10 @@ def start(
     app.run(guarded, flags_parser=functools.partial(_parse, schemas))
 
 
-def _without_secrets(record: std_logging.LogRecord) -> bool:
-    """A filter of the log's lines."""
-    record.msg, record.args = masked(record.getMessage()), ()
-    return True
+def mask_log(handler: std_logging.Handler) -> None:
+    """Makes a handler of logs write its lines, tracebacks included, without secrets."""
+    written = handler.format
+    handler.format = lambda record: masked(written(record))
 
 
 def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

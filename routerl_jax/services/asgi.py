@@ -17,6 +17,7 @@ from absl import logging
 
 from routerl_jax.core.config import Count, Range, checked
 from routerl_jax.core.packages import needs
+from routerl_jax.core.secrets import masked
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -50,7 +51,7 @@ class Address:
 
 
 class Refusal(Exception):
-    """A request is answered with an error.
+    """A request is answered with an error, whose message is sent without secrets.
 
     Attributes:
       status: the HTTP status.
@@ -59,7 +60,7 @@ class Refusal(Exception):
     """
 
     def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
+        super().__init__(masked(message))
         self.status, self.kind, self.headers = status, kind, dict(headers or {})
 
     def body(self) -> dict[str, Any]:

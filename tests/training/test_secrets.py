@@ -1,13 +1,15 @@
 """Secrets: refused in a configuration, read from the environment, and in nothing that is written or shown."""
 
+import io
 import json
 import logging
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from launch.command import _without_secrets
+from launch.command import mask_log
 from routerl_jax.agents.driver import run
 from routerl_jax.core.config import from_config_dict, override
 from routerl_jax.core.secrets import masked, resolved, secret, without_secrets
@@ -131,9 +133,20 @@ class Shown(Logger):
         pass
 
 
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    """What a program of launch/ writes to its log."""
+    lines = io.StringIO()
+    handler = logging.StreamHandler(lines)
+    mask_log(handler)
+    logging.getLogger("absl").addHandler(handler)
+    yield lines
+    logging.getLogger("absl").removeHandler(handler)
+
+
 @pytest.mark.parametrize("fails", [False, True], ids=["found", "failed"])
 def test_a_secret_of_the_environment_reaches_the_tool_and_nothing_that_is_written(
-    fails: bool, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    fails: bool, tmp_path: pathlib.Path, log: io.StringIO
 ) -> None:
     settings = {"token": "$PLANTED_TOKEN", "headers": {"Authorization": "Bearer ${PLANTED_TOKEN}"}, "fails": fails}
     given = config(settings=settings)
@@ -150,9 +163,7 @@ def test_a_secret_of_the_environment_reaches_the_tool_and_nothing_that_is_writte
     MetricWriter(tmp_path, log=(f"{__name__}:Shown",), config=without_secrets(as_json(given))).close()
     (tmp_path / "card").mkdir()
     write_card(tmp_path / "card", tmp_path, given, name="x", sees=False)
-    for record in caplog.records:
-        _without_secrets(record)
-    (tmp_path / "log").write_text("\n".join(record.getMessage() for record in caplog.records))
+    (tmp_path / "log").write_text(log.getvalue())
     written = {path: path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
     assert len(written) >= 6
     assert not [path for path, text in written.items() if PLANTED in text or json.dumps(PLANTED)[1:-1] in text]
