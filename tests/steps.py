@@ -16,16 +16,12 @@ _DEPTH = 200_000
 
 def growth(work: Callable[[str], Any], text_of: Callable[[int], str], sizes: tuple[int, int] = (8, 32)) -> float:
     """Steps for the longer text divided by those for the shorter one. Of linear work it is about the ratio of the sizes."""
-    few, many = (steps(lambda size=size: work(text_of(size))) for size in sizes)
-    return many / few
-
-
-def steps(work: Callable[[], Any]) -> int:
-    """The steps that a call takes in this package."""
-    counted = _Count()
+    counted, ends = _Count(), [0]
     with _counting(counted):
-        work()
-    return counted.steps
+        for size in sizes:
+            work(text_of(size))
+            ends.append(counted.steps)
+    return (ends[2] - ends[1]) / ends[1]
 
 
 class _Count:
@@ -42,12 +38,7 @@ class _Count:
 @contextlib.contextmanager
 def _counting(count: _Count) -> Iterator[None]:
     """Replaces the patterns of the package's modules and classes, and the functions of `re`, by ones that count."""
-    replaced: list[tuple[Any, str, Any]] = []
-    holders = [module for name, module in list(sys.modules.items()) if name.startswith("routerl_jax")]
-    holders += [item for module in holders for item in vars(module).values() if isinstance(item, type)]
-    for holder in holders:
-        if "routerl_jax" in getattr(holder, "__module__", holder.__name__):
-            replaced += [(holder, name, item) for name, item in vars(holder).items() if isinstance(item, re.Pattern)]
+    replaced = list(_patterns(sum(name.startswith("routerl_jax") for name in sys.modules)))
     for holder, name, pattern in replaced:
         setattr(holder, name, _Counting(pattern, count))
     for name in _METHODS:
@@ -74,6 +65,20 @@ def _counting(count: _Count) -> Iterator[None]:
         sys.setrecursionlimit(limit)
         for holder, name, item in replaced:
             setattr(holder, name, item)
+
+
+@functools.lru_cache(1)
+def _patterns(modules: int) -> list[tuple[Any, str, Any]]:
+    """The patterns that modules and classes of the package hold, with their holders; anew if more `modules` are imported."""
+    holders = [module for name, module in list(sys.modules.items()) if name.startswith("routerl_jax")]
+    holders += [item for module in holders for item in vars(module).values() if isinstance(item, type)]
+    ours = {id(holder): holder for holder in holders if "routerl_jax" in getattr(holder, "__module__", holder.__name__)}
+    return [
+        (holder, name, item)
+        for holder in ours.values()
+        for name, item in vars(holder).items()
+        if isinstance(item, re.Pattern)
+    ]
 
 
 class _Counting:
