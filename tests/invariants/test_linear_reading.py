@@ -12,7 +12,8 @@ from routerl_jax.agents.tool_calls import FORMS, TAGS, ToolCalls
 from routerl_jax.core.secrets import masked
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Episode, Example, Turn
-from routerl_jax.extras.baselines.rounds import boxed, parse_action
+from routerl_jax.extras.baselines.baseline import boxed
+from routerl_jax.extras.baselines.rounds import parse_action
 from routerl_jax.extras.policy_server.policy import read_calls
 from routerl_jax.knowledge.graph.triples import whole_strings
 from routerl_jax.recipes.mmsearch_r1.protocol import STOPS, MMSearchCalls, MMSearchTags, form
