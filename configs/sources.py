@@ -52,7 +52,7 @@ def get_config(sources: str = "real") -> ml_collections.ConfigDict:
     config = to_config_dict(
         schema.TrainConfig(
             recipe="search",
-            steps=16,
+            steps=24,
             model=schema.ModelConfig(
                 path="SmolLM2-135M-Instruct",
                 dtype="float32",
