@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import dataclasses
 import functools
@@ -10,6 +11,7 @@ import logging as std_logging
 import os
 import pathlib
 import re
+import signal
 import sys
 import sysconfig
 import tempfile
@@ -25,6 +27,7 @@ from ml_collections import ConfigDict
 from routerl_jax.core.buckets import in_bucket, named
 from routerl_jax.core.progress import be_quiet
 from routerl_jax.core.secrets import masked
+from routerl_jax.core.stopping import keep_interrupts
 from routerl_jax.parallel.platform import keep_compilations
 
 if TYPE_CHECKING:
@@ -63,6 +66,7 @@ def start(
       arguments: True lets the program take words besides its flags.
     """
     keep_compilations()  # before a configuration imports JAX
+    keep_interrupts()
     define_flags()
     flags.DEFINE_bool("quiet", False, "Show no progress; results and warnings are shown all the same.")
 
@@ -95,6 +99,8 @@ def start(
                 raise
             sys.exit(masked(f"launch.{program}: {_error_text(error)}{_own_line(error)}"))
         except KeyboardInterrupt:
+            # another one while Python ends would arise anywhere
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
             sys.exit(130)
 
     app.run(guarded, flags_parser=functools.partial(_parse, schemas))

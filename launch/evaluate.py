@@ -24,7 +24,8 @@ One policy:
         --config.chat_model.model=gpt-4o-mini --config.chat_model.base_url=https://api.openai.com/v1 \
         --config.chat_model.api_key_env=OPENAI_API_KEY
 
-This writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). The agents are:
+This writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). Run the same command again
+to go on after an interruption: what has been answered is kept in AGENT.unfinished. The agents are:
 
     trained               the policy as it was trained
     only_KB               every search goes to the knowledge base KB; one such agent per knowledge base
@@ -124,7 +125,11 @@ def main(_: Sequence[str]) -> None:
         _compare()
     else:
         with contextlib.ExitStack() as stack:
-            _evaluate(stack)
+            try:
+                _evaluate(stack)
+            except KeyboardInterrupt:
+                print("launch.evaluate: interrupted; the same command goes on with what is missing", file=sys.stderr)
+                raise
 
 
 def _is_figure(report: str | None) -> bool:
@@ -261,10 +266,11 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
 
     from routerl_jax.core.config import naming
     from routerl_jax.core.files import write_atomic
+    from routerl_jax.core.progress import note
     from routerl_jax.data.trajectories import check_retrievers, golden_step
     from routerl_jax.engine.sampling import Sampling
     from routerl_jax.evaluation import figures, report
-    from routerl_jax.evaluation.benchmark import score_all
+    from routerl_jax.evaluation.benchmark import Unfinished, score_all
     from routerl_jax.evaluation.metrics import by_group
     from routerl_jax.models.lora import digest
     from routerl_jax.services.judge import settings_that_count
@@ -372,6 +378,9 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     _earlier_results(
         output / "results.json", request
     )  # refuses results of another benchmark before anything slow starts
+    unfinished = {name: Unfinished(output / f"{name}.unfinished", request) for name in agents}
+    if known := {name: len(kept.episodes) for name, kept in unfinished.items() if kept.episodes}:
+        note(f"going on: of {len(examples)} questions, {', '.join(f'{name} has {n}' for name, n in known.items())}")
     engine = make_engine(config, model) if model is not None else engine
     tools = open_knowledge(config, workdir)
     scores = score_all(
@@ -385,6 +394,7 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
         sampling=Sampling(temperature=FLAGS.temperature),
         seed=FLAGS.seed,
         judge=judge,
+        unfinished=unfinished,
     )
     names = _names(config)
     # read again: another process may have added agents
@@ -394,6 +404,8 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     counted = tool_counts(tools)
     results = {"agents": table, **request, **({"tools": tool_results(counted)} if counted else {})}
     write_atomic(output / "results.json", json.dumps(results, indent=2) + "\n")
+    for kept in unfinished.values():
+        kept.close()
     groups = f"\n{report.markdown(report.grouped(table, FLAGS.by), headline)}" if FLAGS.by else ""
     shown = report.markdown(table, headline, config.judge.failed if judge else "")
     text = f"# {benchmark}, {len(examples)} questions\n\n{shown}{groups}"

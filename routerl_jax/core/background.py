@@ -10,6 +10,8 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
+from routerl_jax.core import stopping
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -34,7 +36,7 @@ class BackgroundLoop:
             raise RuntimeError("a coroutine of the background loop must await, not wait: use the async method")
         future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(_contained(coroutine), self.loop)
         try:
-            return future.result(timeout)
+            return stopping.result_of(future, timeout)
         except concurrent.futures.CancelledError as error:
             raise RuntimeError("the call was cancelled: its client was closed") from error
         finally:

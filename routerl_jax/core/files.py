@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
+from absl import logging
+
 from routerl_jax.core.config import first_difference
 
 # --- atomic files ------------------------------------------------------------------------------------------------------
@@ -74,7 +76,8 @@ def read_json(path: pathlib.Path, fix: str = "copy or download it again") -> Any
 def read_json_lines(path: pathlib.Path) -> Iterator[Any]:
     """The values in a file with one JSON value per line, from `write_json_lines` or a program that appends lines.
 
-    An incomplete last line of a killed writer is left out. `core.rows` reads the data files of other programs.
+    An incomplete last line (its writer was killed, or is writing it) is left out, with a warning. `core.rows` reads the data
+    files of other programs.
 
     Raises:
       ValueError: while reading: a line is not JSON; names file and line.
@@ -85,6 +88,9 @@ def read_json_lines(path: pathlib.Path) -> Iterator[Any]:
                 value = json.loads(line)
             except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
+                    logging.warning(
+                        "%s, line %d is cut off (its writer was killed, or is writing it): left out", path, number
+                    )
                     return
                 raise ValueError(f"{path}, line {number}: not JSON ({error}); delete the line") from error
             yield value

@@ -54,8 +54,9 @@ _SAMPLES, _SAMPLE = 64, 2**12  # pieces of a file of weights that are read, and 
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 Inputs = dict[str, dict[str, Any]]
-# Settings that fit a run into memory. They change its results by rounding alone, so a run may be resumed with others.
-_MEMORY = {"engine": ("rows",), "learner": ("micro_tokens", "remat")}
+# Settings that fit a run into memory, or a machine. They change its results by rounding alone, so a run may be resumed with
+# others.
+_MEMORY = {"engine": ("rows",), "learner": ("micro_tokens", "remat"), "mesh": ("peer_timeout",)}
 
 
 def check_run(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> Recipe:

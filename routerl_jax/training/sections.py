@@ -29,6 +29,7 @@ from routerl_jax.learning.losses import Aggregation, LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Remat
 from routerl_jax.models.lora import LoraConfig
+from routerl_jax.parallel.multihost import PEER_TIMEOUT
 from routerl_jax.parallel.sharding import Layout
 from routerl_jax.rewards.metrics import NORMALIZERS
 from routerl_jax.training.credit import credit_named
@@ -71,6 +72,8 @@ class MeshConfig:
     # devices; `tensor` divides the engine's devices, too
     engine: Count = 0
     cpu_devices: Count = 0  # virtual devices to split a CPU into; 0: one
+    # seconds without a sign of life after which another process of the job counts as lost, and this one ends (--distributed)
+    peer_timeout: Annotated[float, Range(least=5)] = PEER_TIMEOUT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
