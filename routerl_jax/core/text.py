@@ -80,7 +80,7 @@ def one_line(passage: Passage) -> str:
 
 # --- sentences ---------------------------------------------------------------------------------------------------------
 
-_MARK = re.compile(r"([.?!…]+)[\"'”’»)\]*]*(?=\s|$)|[。！？]+[”’」』）]*")
+_MARK = re.compile(r"(?<![.?!…])([.?!…]++)[\"'”’»)\]*]*(?=\s|$)|[。！？]+[”’」』）]*")
 _NEXT = re.compile(r"[\s\"'“‘«(\[*]*(\w+)(\.?)")
 # Abbreviations (without their last full stop) before more of the same sentence; before a number alone; and before either.
 _INSIDE = re.compile(

@@ -10,9 +10,9 @@ import pytest
 from routerl_jax.agents.grammar import GRAMMARS, Grammar, between
 from routerl_jax.agents.tool_calls import FORMS, TAGS, ToolCalls
 from routerl_jax.core.secrets import masked
-from routerl_jax.core.text import split_thoughts
+from routerl_jax.core.text import sentence_ends, split_thoughts
 from routerl_jax.core.types import Episode, Example, Turn
-from routerl_jax.extras.baselines.baseline import boxed
+from routerl_jax.extras.baselines.baseline import boxed, tidied
 from routerl_jax.extras.baselines.rounds import parse_action
 from routerl_jax.extras.policy_server.policy import read_calls
 from routerl_jax.knowledge.graph.triples import whole_strings
@@ -64,7 +64,10 @@ def released_pattern(text: str) -> float:
         (split_thoughts, lambda n: "<think>a</think>b" * n),
         (lambda text: between(text, "<a>", "</a>"), lambda n: "<a>" * n + "</a>" * n),
         (parse_action, lambda n: "Thought: so Action: search[" * n),
-        (boxed, lambda n: "\\boxed{" + "\\text{" * n + "\n" + "}" * (n + 1)),
+        (boxed, lambda n: "\\boxed{" + "\\text{" * 3 * n + "\n" + "}" * (3 * n + 1)),
+        (tidied, lambda n: "a" + "[1]" * n + "x"),
+        (tidied, lambda n: "**" * n + "a**"),
+        (sentence_ends, lambda n: "." * n + "x"),
         (read_calls, lambda n: "<tool_call>" + " " * n + "x"),
         (read_calls, lambda n: "<tool_call>" * n),
         (masked, lambda n: "https://a?key=" * n),

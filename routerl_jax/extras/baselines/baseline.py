@@ -415,22 +415,45 @@ def short(text: str, label: str) -> str | None:
 _QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "’": "'", "\xa0": " "})
 _WRAPS = [*(mark * 2 for mark in "`\"'_$"), "‘'", "«»", ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]")]
 _LATEX = re.compile(r"\\(?:text\w*|math\w+|operatorname|emph|boxed)[ \t]*\{([^{}]*)(?:\}|$)")
-_BOLD_FIRST = re.compile(r"[\s*]*?\*\*(?=\S)(.+?)\*\*(?=[ \t]*(?:[,;:(–—-]|\.(?:\s|$)))")
+_BOLD = re.compile(r"[\s*]*?\*\*(?=\S)")
+_BOLD_END = re.compile(r"\*\*(?=[ \t]*(?:[,;:(–—-]|\.(?:\s|$)))")
 _EMPHASIS = re.compile(r"(?<![\w*])(\*{1,3})(\S[^*]*?)\1(?![\w*])")
-_CITED = re.compile(r"(?<=\S)(?:[,;]?[ \t]*(?:\[\d+(?:, ?\d+)*\]|【[^】]*】))+$")
+_CITED = re.compile(r"\[\d+(?:, ?\d+)*\]|【[^】]*】")
+_DEPTH = 8  # most forms that stand one within the other
+
+
+def _uncited(text: str) -> str:
+    """A text without the numbers of documents at its end: "X [2], [3]" is X."""
+    end = len(text)
+    while end and text[end - 1] in "]】":
+        begin = text.rfind("[" if text[end - 1] == "]" else "【", 0, end)
+        if begin < 1 or not _CITED.fullmatch(text, begin, end):
+            break
+        while begin and text[begin - 1] in " \t":
+            begin -= 1
+        if begin > 1 and text[begin - 1] in ",;" and not text[begin - 2].isspace():
+            begin -= 1
+        if not begin or text[begin - 1].isspace():
+            break
+        end = begin
+    return text[:end]
 
 
 def tidied(text: str) -> str:
     """An answer as it is compared: without surrounding space, bullets, emphasis, quotes, LaTeX, numbers of documents ("[2]")
     and a full stop. Curly quotes are written straight. Of "**X**, who wrote it", X is kept."""
     text, before = text.translate(_QUOTES), ""
-    while text != before:
+    for _ in range(_DEPTH):
+        if text == before:
+            break
         before = text
         text = _LATEX.sub(r"\1", re.sub(r"^(?:[-•]|#+)[ \t]+", "", text.strip()))
-        if match := _BOLD_FIRST.match(text):
-            text = match[1]
+        if begun := _BOLD.match(text):
+            line = text[begun.end() :].partition("\n")[0]
+            if end := _BOLD_END.search(line, 1):
+                text = line[: end.start()]
         text = _EMPHASIS.sub(r"\2", text).strip("*`").strip()
-        text = _CITED.sub("", text.removesuffix(".").rstrip().strip("*`"))
+        text = _uncited(text.removesuffix(".").rstrip().strip("*`"))
         for opening, closing in _WRAPS:
             inner = text[len(opening) : -len(closing)]
             if inner and text == f"{opening}{inner}{closing}" and opening not in inner and closing not in inner:
