@@ -555,7 +555,7 @@ def _whole(answer: Any) -> web.Response:
     return web.json_response(answer)
 
 
-ONCE = [
+ONCE: list[Any] = [
     *(lambda status=status: http_error(status) for status in (429, 500, 503)),
     lambda: web.Response(text='{"choices": [{"mess', content_type="application/json"),
     lambda: web.Response(text="<html>Bad gateway</html>", content_type="text/html"),
