@@ -80,7 +80,8 @@ def one_line(passage: Passage) -> str:
 
 # --- sentences ---------------------------------------------------------------------------------------------------------
 
-_MARK = re.compile(r"(?<![.?!…])([.?!…]++)[\"'”’»)\]*]*(?=\s|$)|[。！？]+[”’」』）]*")
+_NEAR = 80  # letters before a mark that are looked at
+_MARK = re.compile(r"(?<![.?!…])([.?!…]++)[\"'”’»)\]*]*+(?=\s|$)|[。！？]+[”’」』）]*")
 _NEXT = re.compile(r"[\s\"'“‘«(\[*]*(\w+)(\.?)")
 # Abbreviations (without their last full stop) before more of the same sentence; before a number alone; and before either.
 _INSIDE = re.compile(
@@ -117,10 +118,12 @@ def _ends(text: str, match: re.Match[str]) -> bool:
     number = following is not None and word[0].isdigit() and "\n" not in following[0]
     if match[1] != ".":
         return not word[:1].islower()
-    start = max(text.rfind(space, 0, match.start()) for space in " \n\t\xa0") + 1
-    before = text[start : match.start()].lstrip("\"'“‘«([*_")
+    near = text[max(match.start() - _NEAR, 0) : match.start()]
+    word_before = near.split()[-1] if near and not near[-1].isspace() else ""
+    before = word_before.lstrip("\"'“‘«([*_")
     name = before.casefold()
-    if before.isdigit() and not text[:start].rpartition("\n")[2].strip():
+    _, line, at_line = near[: len(near) - len(word_before)].rpartition("\n")
+    if before.isdigit() and not at_line.strip() and (line or match.start() <= _NEAR):
         return False  # the number of a list's entry
     if (number and before.isalpha() and len(before) <= 4) or (not word and _BEFORE_NUMBERS.fullmatch(name)):
         return False

@@ -12,7 +12,7 @@ from routerl_jax.agents.tool_calls import FORMS, TAGS, ToolCalls
 from routerl_jax.core.secrets import masked
 from routerl_jax.core.text import sentence_ends, split_thoughts
 from routerl_jax.core.types import Episode, Example, Turn
-from routerl_jax.extras.baselines.baseline import boxed, tidied
+from routerl_jax.extras.baselines.baseline import boxed, extracted, tidied
 from routerl_jax.extras.baselines.rounds import parse_action
 from routerl_jax.extras.policy_server.policy import read_calls
 from routerl_jax.knowledge.graph.triples import whole_strings
@@ -67,7 +67,10 @@ def released_pattern(text: str) -> float:
         (boxed, lambda n: "\\boxed{" + "\\text{" * 3 * n + "\n" + "}" * (3 * n + 1)),
         (tidied, lambda n: "a" + "[1]" * n + "x"),
         (tidied, lambda n: "**" * n + "a**"),
+        (extracted, lambda n: "answer is: " * n),
+        (extracted, lambda n: "answer:\n" * n),
         (sentence_ends, lambda n: "." * n + "x"),
+        (sentence_ends, lambda n: "1. " * n),
         (read_calls, lambda n: "<tool_call>" + " " * n + "x"),
         (read_calls, lambda n: "<tool_call>" * n),
         (masked, lambda n: "https://a?key=" * n),

@@ -349,19 +349,19 @@ def extracted(text: str, *, chain: bool = False) -> Extracted | None:
     cue = _LABEL.match(text.lstrip()) if chain else None
     if cue is not None and len(sentences(text.lstrip()[cue.end() :])) > 1:
         text = text.lstrip()[cue.end() :]
-    labels = _after(_LABEL.finditer(text), text)
+    labels = list(_LABEL.finditer(text))
     rules = {
-        "final": _after(_FINAL.finditer(text), text)[-1:],
-        "label": labels[-1:] if chain else labels[:1],
-        "conclusion": _conclusions(text)[-1:],
-        "line": [] if chain else _lines(text),
+        "final": lambda: _after(reversed(list(_FINAL.finditer(text))), text),
+        "label": lambda: _after(reversed(labels) if chain else labels, text),
+        "conclusion": lambda: _conclusion(text),
+        "line": lambda: _line(text),
     }
     for rule in ("final", "conclusion", "label") if chain else rules:
-        for content in rules[rule]:
-            if rule == "label":  # "Answer: The answer is X"
-                content = next(reversed(_conclusions(content)), content)
-            if answer := first_sentence(content):
-                return Extracted(answer, rule)
+        content = rules[rule]()
+        if rule == "label":  # "Answer: The answer is X"
+            content = _conclusion(content) or content
+        if answer := first_sentence(content):
+            return Extracted(answer, rule)
     return None
 
 
@@ -370,22 +370,25 @@ def first_sentence(text: str) -> str:
     return next(filter(None, map(tidied, sentences(text))), "")
 
 
-def _conclusions(text: str) -> list[str]:
-    """What stands after each "answer is:", or, if none has a colon, after each "answer is"."""
+def _conclusion(text: str) -> str:
+    """What stands after the last "answer is:", or, if none has a colon, after the last "answer is"."""
     marks = list(_CONCLUDED.finditer(text))
-    return _after([mark for mark in marks if mark[0].endswith((":", "："))] or marks, text)
+    return _after(reversed([mark for mark in marks if mark[0].endswith((":", "："))] or marks), text)
 
 
-def _after(marks: Iterable[re.Match[str]], text: str) -> list[str]:
-    """What stands on the line after each mark, or on the next line that is not empty; each is an answer when tidied."""
-    rests = (text[mark.end() :].splitlines() for mark in marks)
-    return [line for rest in rests if (line := next((line for line in rest if tidied(line)), ""))]
+def _after(marks: Iterable[re.Match[str]], text: str) -> str:
+    """What stands on the line after a mark, or on the next line that is not empty: of the first mark that something follows;
+    "" if there is none."""
+    for mark in marks:
+        if line := next(filter(tidied, text[mark.end() :].splitlines()), ""):
+            return line
+    return ""
 
 
-def _lines(text: str) -> list[str]:
+def _line(text: str) -> str:
     """The first line that is not empty, or the next one if it only names what follows."""
     lines = [line for line in text.splitlines() if tidied(line)]
-    return [next((line for line in lines if not line.rstrip(" \t*_").endswith((":", "："))), lines[0])] if lines else []
+    return next((line for line in lines if not line.rstrip(" \t*_").endswith((":", "："))), (lines or [""])[0])
 
 
 def marked(text: str, label: str) -> Extracted | None:
@@ -414,46 +417,40 @@ def short(text: str, label: str) -> str | None:
 
 _QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "’": "'", "\xa0": " "})
 _WRAPS = [*(mark * 2 for mark in "`\"'_$"), "‘'", "«»", ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]")]
-_LATEX = re.compile(r"\\(?:text\w*|math\w+|operatorname|emph|boxed)[ \t]*\{([^{}]*)(?:\}|$)")
-_BOLD = re.compile(r"[\s*]*?\*\*(?=\S)")
-_BOLD_END = re.compile(r"\*\*(?=[ \t]*(?:[,;:(–—-]|\.(?:\s|$)))")
+_LATEX = re.compile(r"\\(?:text\w*|math\w+|operatorname|emph|boxed)[ \t]*\{|[{}]")
+_BOLD_FIRST = re.compile(r"[\s*]{0,6}?\*\*(?=\S)([^*]+)\*\*(?=[ \t]*(?:[,;:(–—-]|\.(?:\s|$)))")
 _EMPHASIS = re.compile(r"(?<![\w*])(\*{1,3})(\S[^*]*?)\1(?![\w*])")
-_CITED = re.compile(r"\[\d+(?:, ?\d+)*\]|【[^】]*】")
-_DEPTH = 8  # most forms that stand one within the other
+_CITED = re.compile(r"(?:(?:\]\d+(?: ?,\d+)*\[|】[^【】]*【)[ \t]*[,;]?)+")  # of a text backwards
 
 
-def _uncited(text: str) -> str:
-    """A text without the numbers of documents at its end: "X [2], [3]" is X."""
-    end = len(text)
-    while end and text[end - 1] in "]】":
-        begin = text.rfind("[" if text[end - 1] == "]" else "【", 0, end)
-        if begin < 1 or not _CITED.fullmatch(text, begin, end):
-            break
-        while begin and text[begin - 1] in " \t":
-            begin -= 1
-        if begin > 1 and text[begin - 1] in ",;" and not text[begin - 2].isspace():
-            begin -= 1
-        if not begin or text[begin - 1].isspace():
-            break
-        end = begin
-    return text[:end]
+def _without_commands(text: str) -> str:
+    """A text without LaTeX's commands for the look of letters, such as \\text{..}. Other braces stay."""
+    if "\\" not in text:
+        return text
+    kept: list[str] = []
+    braces: list[bool] = []  # the open ones: whether each is kept
+    at = 0
+    for match in _LATEX.finditer(text):
+        keep = match[0] == "{" if match[0] != "}" else not braces or braces.pop()
+        if match[0] != "}":
+            braces.append(keep)
+        kept += [text[at : match.start()], match[0] if keep else ""]
+        at = match.end()
+    return "".join(kept) + text[at:]
 
 
 def tidied(text: str) -> str:
     """An answer as it is compared: without surrounding space, bullets, emphasis, quotes, LaTeX, numbers of documents ("[2]")
     and a full stop. Curly quotes are written straight. Of "**X**, who wrote it", X is kept."""
-    text, before = text.translate(_QUOTES), ""
-    for _ in range(_DEPTH):
-        if text == before:
-            break
-        before = text
-        text = _LATEX.sub(r"\1", re.sub(r"^(?:[-•]|#+)[ \t]+", "", text.strip()))
-        if begun := _BOLD.match(text):
-            line = text[begun.end() :].partition("\n")[0]
-            if end := _BOLD_END.search(line, 1):
-                text = line[: end.start()]
+    text = _without_commands(text.translate(_QUOTES))
+    for _ in range(4):  # one may stand in the other
+        text = re.sub(r"^(?:[-•]|#+)[ \t]+", "", text.strip())
+        if match := _BOLD_FIRST.match(text):
+            text = match[1]
         text = _EMPHASIS.sub(r"\2", text).strip("*`").strip()
-        text = _uncited(text.removesuffix(".").rstrip().strip("*`"))
+        text = text.removesuffix(".").rstrip().strip("*`")
+        if (cited := _CITED.match(text[::-1])) and cited.end() < len(text):
+            text = text[: -cited.end()]
         for opening, closing in _WRAPS:
             inner = text[len(opening) : -len(closing)]
             if inner and text == f"{opening}{inner}{closing}" and opening not in inner and closing not in inner:
