@@ -362,7 +362,7 @@ def _parsed(hint: Any, text: str) -> Any:
         return text
     try:
         value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deeply
         value = text
     return (value,) if typing.get_origin(hint) is tuple and not isinstance(value, tuple | list) else value
 

@@ -31,6 +31,7 @@ from rich.text import Text
 
 from launch.command import start
 from routerl_jax.core.console import open_console
+from routerl_jax.core.files import parse_json
 from routerl_jax.rewards import scoring
 from routerl_jax.rewards.metrics import NORMALIZERS
 
@@ -136,11 +137,11 @@ def _settings(flag: str) -> dict[str, Any]:
     """The JSON object that a flag holds."""
     text = str(FLAGS[flag].value)
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--{flag}={text}: not JSON ({error})") from error
+        value = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"--{flag}={text[:200]}: not JSON that can be read ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"--{flag}={text}: give an object, such as {_SUCH_AS[flag]}")
+        raise ValueError(f"--{flag}={text[:200]}: give an object, such as {_SUCH_AS[flag]}")
     return value
 
 

@@ -20,6 +20,7 @@ from routerl_jax.agents.observation import Pieces, Reply, Spoken, expanded_token
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Call, Demonstration, Episode, Example, Passage, Query, ToolSchema, Turn
 from routerl_jax.data.rounds import RecordedRounds
+from routerl_jax.engine.policy import PromptTooLong
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
 
@@ -388,7 +389,10 @@ class LLM:
     def room(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> int:
         """Tokens that a conversation would have left after this prompt; less than 1 if the prompt does not fit."""
         engine = self._rollout.engine
-        ids = prompt_ids(prompt, engine.tokenizer)
+        try:
+            ids = prompt_ids(prompt, engine, self._rollout.example.id)
+        except PromptTooLong:  # how much too long was not looked at
+            return -engine.max_length
         return engine.max_length - len(ids) - expanded_tokens(engine.images, images)
 
     def conversation(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> Conversation:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import dataclasses
+import itertools
 import numbers
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,11 +135,16 @@ async def search_calls(
     replies = [_told(replies_by_index.get(i, _Reply(error=reason))) for i in range(len(queries))]
     failures = [reply.error for reply in replies if reply.error is not None]
     if failures:
-        logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
+        shown = failures[0][:_LONGEST_LOGGED]
+        logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), shown)
     return [_call(tool, query, reply, float(cost)) for query, reply in zip(queries, replies)]
 
 
 _TEXTS = ("id", "title", "text")  # fields of a passage that must be strings
+_MOST_LETTERS = 1 << 20  # of the passages of one query; they are kept with the episode, whatever is shown of them
+_LONGEST_TITLE = 1000  # letters of a title, or an id, where even one passage has more than that
+_MOST_PICTURES = 64 << 20  # bytes of the passages' pictures, in base64
+_LONGEST_LOGGED = 4000  # characters of an error that are logged
 _LONGEST_ERROR = 300  # characters of an error that are shown: a stack trace must not fill a conversation
 _LONGEST_MESSAGE = 10_000  # .. and of those that are looked through for secrets
 _TIME_SHARE = 0.95  # share of the time limit that a tool is given, so that it can give up by itself and say why
@@ -280,13 +287,37 @@ def _checked(tool: str, reply: Any, count: int) -> list[_Reply]:
             f"{name}={text!r}" for item in result for name in _TEXTS if not isinstance(text := getattr(item, name), str)
         ]:
             fault = f"a Passage with {odd[0]}, which is no string"
+        elif (pictures := sum(len(str(item.image)) for item in result)) > _MOST_PICTURES:
+            fault = (
+                f"pictures of {pictures:,} bytes for one query, of which {_MOST_PICTURES:,} may be: let it give fewer"
+            )
         elif scores := [item.score for item in result if not isinstance(item.score, numbers.Real)]:
             fault = f"a Passage with score={scores[0]!r}, which is no number"
         else:
-            results.append(_Reply(tuple(map(_sanitised, result))))
+            results.append(_Reply(tuple(map(_sanitised, _within_bounds(tool, result)))))
             continue
         results.append(_Reply(error=f"tool {tool!r} gave {fault}"))
     return results
+
+
+def _within_bounds(tool: str, passages: Sequence[Passage]) -> Sequence[Passage]:
+    """The passages within _MOST_LETTERS, best first. What is beyond is left out, and this is said; of the first one, a
+    beginning stays."""
+    ends = list(itertools.accumulate(len(item.id) + len(item.title) + len(item.text) for item in passages))
+    if not ends or ends[-1] <= _MOST_LETTERS:
+        return passages
+    kept = passages[: bisect.bisect_right(ends, _MOST_LETTERS)]
+    if not kept:
+        best = passages[0]
+        title, text = best.title[:_LONGEST_TITLE], best.text[: _MOST_LETTERS - 2 * _LONGEST_TITLE]
+        kept = [dataclasses.replace(best, id=best.id[:_LONGEST_TITLE], title=title, text=f"{text} ..")]
+    logging.log_first_n(
+        logging.WARNING,
+        "tool %s gave %d letters for one query; the first %d are kept, as no context holds more (%d of %d passages)",
+        20,
+        *(tool, ends[-1], _MOST_LETTERS, len(kept), len(passages)),
+    )
+    return kept
 
 
 def _sanitised(passage: Passage) -> Passage:

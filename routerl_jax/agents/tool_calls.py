@@ -13,6 +13,7 @@ from typing import Any
 
 from routerl_jax.agents.grammar import Grammar, between, unshown
 from routerl_jax.agents.grammar import one_line as without_tags
+from routerl_jax.core.files import check_depth, parse_json
 from routerl_jax.core.text import one_line, replace_surrogates, split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Observation, Passage, Shown, ToolSchema, kb_schema
@@ -101,8 +102,8 @@ class Hermes(ToolForm):
         if not mark:
             raise BadCall(f"the tool call is cut off: there is no {closing}")
         try:
-            value = json.loads(inside)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(inside)
+        except ValueError as error:
             raise BadCall(_no_json(error)) from error
         return self._checked(value, before, after)
 
@@ -131,6 +132,7 @@ class Llama(ToolForm):
             return None
         try:
             value, end = json.JSONDecoder().raw_decode(text, match.start())
+            check_depth(value)
         except (ValueError, RecursionError) as error:
             raise BadCall(_no_json(error)) from error
         after = text[end:]

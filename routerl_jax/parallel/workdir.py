@@ -23,6 +23,7 @@ from typing import Any
 from absl import logging
 
 from routerl_jax.core import buckets, stopping
+from routerl_jax.core.files import parse_json
 from routerl_jax.parallel import multihost
 
 _BEAT = 10.0  # seconds between two updates of the record
@@ -295,7 +296,7 @@ class ObjectRecord:
 
 def _parsed(content: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(content)
+        record = parse_json(content)
     except ValueError:
         return None
     return record if isinstance(record, dict) else None

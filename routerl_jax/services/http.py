@@ -13,13 +13,17 @@ import random
 import re
 import time
 import urllib.parse
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+import zlib
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from routerl_jax.core.background import shared_loop
+from routerl_jax.core.files import parse_json
 from routerl_jax.core.packages import needs
 from routerl_jax.core.secrets import MASK, masked
 from routerl_jax.services import faults
+
+T = TypeVar("T")
 
 # --- what a reply asks of its client -----------------------------------------------------------------------------------
 # What an HTTP reply asks of its client: to try again, when, at another path, or to read an error under status 200.
@@ -144,14 +148,87 @@ def _origin(url: str) -> tuple[str, str, int | None] | None:
     return (parts.scheme, parts.hostname, port) if parts.hostname else None
 
 
-async def bounded(chunks: AsyncIterable[bytes], most: int) -> bytes:
-    """The chunks of a reply's body, together. Raises ValueError at once if they are more than `most` bytes."""
+ACCEPTED = "gzip, deflate"  # Accept-Encoding of all clients; `decompressed` reads no other compression
+_PIECE = 1 << 16  # most bytes that are decompressed at once
+_MOST_VALUES = 2_000_000  # most values of a JSON text: an empty list takes two bytes there, and 56 in memory
+_LARGE = 1 << 18  # bytes of a reply that is parsed on a thread
+
+
+class Damaged(ValueError):
+    """The compressed data of a reply are damaged. Another attempt may help."""
+
+
+async def decompressed(chunks: AsyncIterable[bytes], encoding: str) -> AsyncIterator[bytes]:
+    """A reply's body in pieces. A compressed one grows in small pieces, so that whoever counts them may stop in time.
+
+    Args:
+      chunks: the body as it was sent: `aiter_raw()` of httpx2, the content of an aiohttp session from `open_session`.
+      encoding: the reply's Content-Encoding.
+
+    Raises:
+      Damaged: the data are damaged, or end too early.
+      ValueError: the compression is none of ACCEPTED.
+    """
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        async for chunk in chunks:
+            yield chunk
+        return
+    if name not in ("gzip", "x-gzip", "deflate"):
+        raise ValueError(
+            f"the reply is compressed by {name[:40]!r}, which was not asked for (Accept-Encoding: {ACCEPTED})"
+        )
+    inflater: Any = None
+    try:
+        async for data in chunks:
+            while data:
+                if inflater is not None and inflater.eof and data[0] != 0x1F:  # padding, and no further part
+                    break
+                if inflater is None or inflater.eof:
+                    # some servers send deflate without the header of zlib, whose lowest bits are 8
+                    raw = name == "deflate" and data[0] & 15 != 8
+                    inflater = zlib.decompressobj(-zlib.MAX_WBITS if raw else zlib.MAX_WBITS | 32)
+                piece = inflater.decompress(data, _PIECE)
+                data = inflater.unconsumed_tail
+                while piece:
+                    yield piece
+                    await asyncio.sleep(0)  # let others in, and the time limit
+                    piece = inflater.decompress(data, _PIECE)
+                    data = inflater.unconsumed_tail
+                if inflater.eof:
+                    data = inflater.unused_data
+    except zlib.error as error:
+        raise Damaged(f"the reply's {name} data are damaged ({error})") from error
+    if inflater is not None and not inflater.eof:
+        raise Damaged(f"the reply's {name} data end too early")
+
+
+async def bounded(chunks: AsyncIterable[bytes], most: int, encoding: str = "") -> bytes:
+    """The body of a reply (`decompressed`). Raises ValueError at once if it has more than `most` bytes."""
     content = bytearray()
-    async for chunk in chunks:
-        content += chunk
+    async for piece in decompressed(chunks, encoding):
+        content += piece
         if len(content) > most:
             raise ValueError(f"the reply is larger than {most} bytes")
     return bytes(content)
+
+
+def parse_reply(content: bytes) -> Any:
+    """The JSON value of a reply. Raises ValueError like `parse_json`, and for more values than memory should be spent on."""
+    check_values(content)
+    return parse_json(content)
+
+
+def check_values(content: bytes) -> None:
+    """Raises ValueError for a JSON text that may have more than two million values, without parsing it."""
+    if len(content) > _MOST_VALUES and sum(map(content.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+
+
+async def apart(work: Callable[[], T], size: int) -> T:
+    """The result of work on a reply of `size` bytes. On a large one it is done on a thread, so that the clients of the shared
+    loop, and the time limit, do not wait for it."""
+    return work() if size < _LARGE else await asyncio.to_thread(work)
 
 
 # --- the client --------------------------------------------------------------------------------------------------------
@@ -179,10 +256,15 @@ class Reply:
 
     def json(self) -> Any:
         """The body as JSON. Raises ValueError if it is not JSON; the message shows its beginning."""
+        return self._parsed
+
+    @functools.cached_property
+    def _parsed(self) -> Any:
         try:
-            return json.loads(self.body)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"the reply is not JSON: {self.body[:120].decode(errors='replace')!r}") from error
+            return parse_reply(self.body)
+        except ValueError as error:
+            start = self.body[:120].decode(errors="replace")
+            raise ValueError(f"the reply is not JSON that can be used ({error}): {start!r}") from error
 
 
 class HttpClient:
@@ -294,15 +376,17 @@ class HttpClient:
                     ) as reply:
                         target = redirect_target(str(reply.url), reply.status, reply.headers.get("Location", ""))
                         if redirects == MOST_REDIRECTS or not may_follow(url, reply.status, target):
-                            read = await bounded(reply.content.iter_chunked(1 << 16), _MOST_BYTES)
-                            return judge(reply, read, target)
+                            encoding = reply.headers.get("Content-Encoding", "")
+                            read = await bounded(reply.content.iter_chunked(1 << 16), _MOST_BYTES, encoding)
+                            return await apart(functools.partial(judge, reply, read, target), len(read))
                     url, params = target, None  # the target has the parameters
         except TimeoutError:
             return _Failed(f"no reply within {self._timeout:g} s", passing=True)
         except aiohttp.InvalidURL as error:
             return _Failed(f"not a URL ({error})")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return _Failed(f"{type(error).__name__}: {error}", passing=not isinstance(error, ValueError))
+            passing = isinstance(error, Damaged) or not isinstance(error, ValueError)
+            return _Failed(f"{type(error).__name__}: {error}", passing=passing)
         raise AssertionError("unreachable")
 
 
@@ -343,8 +427,10 @@ _sessions: set[Any] = set()  # those that were open when the last one was opened
 
 
 def open_session(**settings: Any) -> Any:
-    """An aiohttp session of the running loop. It is closed at the end of the process, if it is still open."""
-    session = import_aiohttp().ClientSession(**settings)
+    """An aiohttp session of the running loop, whose replies `bounded` reads. It is closed at the end of the process, if it is
+    still open."""
+    headers = {"Accept-Encoding": ACCEPTED, **settings.pop("headers", {})}
+    session = import_aiohttp().ClientSession(headers=headers, auto_decompress=False, **settings)
     _sessions.difference_update([earlier for earlier in tuple(_sessions) if earlier.closed])
     _sessions.add(session)  # held here, as aiohttp complains of an open session that is collected
     return session
@@ -367,14 +453,12 @@ def import_aiohttp() -> Any:
 def _reason(content: bytes) -> str:
     """The reason for a failure that a service gives, in one line."""
     text = content[:4000].decode(errors="replace")
-    try:
-        value = json.loads(content)
+    with contextlib.suppress(ValueError, RecursionError):
+        value = parse_reply(content)
         for key in ("error", "message", "detail"):
             if isinstance(value, dict) and value.get(key):
                 value = value[key]
         text = value if isinstance(value, str) else json.dumps(value)
-    except (ValueError, RecursionError):
-        pass
     return " ".join(text.split())[:300]
 
 

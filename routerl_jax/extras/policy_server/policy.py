@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.tool_calls import FORMS
+from routerl_jax.core.files import check_depth
 from routerl_jax.core.text import replace_surrogates, split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.engine.loop import EngineLoop
@@ -73,6 +74,7 @@ def _call(text: str) -> dict[str, Any] | None:
     """The call of a JSON text; None if it is no call."""
     try:
         parsed = json.loads(text, parse_constant=_no_json)
+        check_depth(parsed)
     except (ValueError, RecursionError):
         return None
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
@@ -285,9 +287,13 @@ class PolicyModel:
     def __init__(self, loop: EngineLoop, admission: Admission, tags: Collection[str] = ()) -> None:
         engine = loop.engine
         self._engine = engine
-        self._generator = Generator(loop, admission)
+        self._admission, self._generator = admission, Generator(loop, admission)
         self._prompts = Prompts(
-            tokenizer=engine.tokenizer, reader=engine.images, size=engine.config.vocab_size, tags=tags
+            tokenizer=engine.tokenizer,
+            reader=engine.images,
+            size=engine.config.vocab_size,
+            most=engine.max_length,
+            tags=tags,
         )
 
     @property
@@ -304,6 +310,7 @@ class PolicyModel:
     def text(self, body: Any) -> PolicyReply:
         """The reply to a text, or several. Raises ApiError."""
         request = read_text(body)
+        self._admission.check(len(request.prompts) * request.generation.n)  # before all are encoded
         return self._reply(
             [self._prompts.of_text(prompt) for prompt in request.prompts], request.generation, chat=False
         )

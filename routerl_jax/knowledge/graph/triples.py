@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import gzip
 import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.core.rows import RowLocation, checked_path, read_rows
+from routerl_jax.core.files import parse_json
+from routerl_jax.core.rows import RowLocation, checked_path, open_bytes, read_rows
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.knowledge.corpus import passage_text
 from routerl_jax.services.base import ChatModel, Completion, without_thinking
@@ -164,9 +164,9 @@ def _hipporag(path: pathlib.Path) -> list[Any] | None:
     if not path.name.removesuffix(".gz").endswith(".json"):
         return None
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = json.loads(file.read())
-    except (ValueError, EOFError, OSError) as error:
+        with open_bytes(path) as file:
+            content = parse_json(file.read())
+    except ValueError as error:
         raise ValueError(
             f"{path}: not JSON, or damaged ({error}); copy it again, or let its program write it anew"
         ) from error
