@@ -178,7 +178,7 @@ def decode(
       routes: also return the experts of each token that is read.
     """
     model: Decoder = nnx.merge(graph, params)
-    ahead = model.layer_weights() if layers is None else None
+    cut = model.layer_weights() if layers is None else None
     shards, active = inputs.rows.shape
     batch = shards * active
 
@@ -222,7 +222,7 @@ def decode(
             segment.attend(counts if drafts else state["step"], alive),
             state["cached"],
             unroll=True,
-            layers=layers or model.layer_weights(ahead),
+            layers=layers or model.layer_weights(cut),
             shared=segment.shared,
             mesh=mesh,
         )

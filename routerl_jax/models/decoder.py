@@ -323,12 +323,12 @@ class Decoder(nnx.Module):
                 routed = dataclasses.replace(routed, chosen=jnp.moveaxis(routed.chosen, 0, 2))
             return DecoderOutput(rms_norm(x, self.final_norm[...], self.config.norm_eps), caches, routed)
 
-    def layer_weights(self, ahead: Sequence[nnx.State] | None = None) -> list[nnx.State]:
+    def layer_weights(self, cut: Sequence[nnx.State] | None = None) -> list[nnx.State]:
         """The blocks' weights by layer, as slices of the stacked weights. Slices are free on TPUs, and copies on CPUs and
         GPUs.
 
         Args:
-          ahead: in a loop, the result of a call before it. Matrices that end in heads are taken from there.
+          cut: in a loop, the result of a call before it. Matrices that end in heads are taken from there.
         """
         _, stacked = nnx.split(self.blocks)
         sparse = self.config.sparse
@@ -340,15 +340,15 @@ class Decoder(nnx.Module):
             def at(path: Any, p: Array, sliced: Array | None = None) -> Array:
                 name, of_experts = path[0].key, path[0].key == "experts"
                 module = name.partition("_")[0]
-                # XLA for TPUs multiplies with [D, N, H] in another layout than the stack's. In a loop it copies the whole
-                # stack for every slice, if the copy does not fit the vector memory (Llama 8B on v5e: 3 times the bytes of
-                # weights and cache). Slices from before the loop are copied once. [N, H, D] and [D, F] need no copy.
+                # XLA for TPUs multiplies with [D, N, H] in another layout than the stack's. In a loop some versions copy the
+                # whole stack for every slice (14B on v5e: 3.3 times the bytes of weights and cache). Slices from before the
+                # loop are copied once. [N, H, D] and [D, F] need no copy.
                 if sliced is not None and module in ("q", "k", "v") and p.ndim == 4:
                     return sliced
                 alone = of_experts or module in ("gate", "up", "down")
                 return p[min(before[of_experts], len(p) - 1) if alone else i]
 
-            return jax.tree.map_with_path(at, stacked, *([] if ahead is None else [ahead[i]]))
+            return jax.tree.map_with_path(at, stacked, *([] if cut is None else [cut[i]]))
 
         return [layer(i) for i in range(len(sparse))]
 
