@@ -42,6 +42,7 @@ from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark, NoDa
 from routerl_jax.extras.comparison.config import CaptionConfig, ComparisonConfig
 from routerl_jax.extras.comparison.report import write_report
 from routerl_jax.parallel.workdir import directory_lock
+from routerl_jax.services import faults
 from routerl_jax.services.judge import ModelJudge, check_judge, open_judge, settings_that_count
 from routerl_jax.services.load import CachedModel, chat_model
 from routerl_jax.training.config import KnowledgeConfig
@@ -356,7 +357,8 @@ def captioned(examples: Sequence[Example], config: CaptionConfig, *, progress: s
         replies = model.complete(requests, max_tokens=config.max_tokens)
     finally:
         model.close()
-    errors = [reply.error or ("" if reply.text.strip() else "the reply is empty") for reply in replies]
+    empty = [reply.fault == faults.EMPTY or not (reply.error or reply.text.strip()) for reply in replies]
+    errors = ["the reply is empty" if none else reply.error for none, reply in zip(empty, replies)]
     if failed := [(example.id, error) for (example, _), error in zip(pictures, errors) if error]:
         raise ValueError(
             f"{len(failed)} of {len(pictures)} pictures have no caption; that of question {failed[0][0]!r}: {failed[0][1]}. "
