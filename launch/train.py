@@ -76,9 +76,9 @@ def main(_: Sequence[str]) -> None:
     split_cpu(config.mesh.cpu_devices)
     from routerl_jax.parallel import multihost
 
-    workdir, peer_timeout = pathlib.Path(FLAGS.workdir), config.mesh.peer_timeout
+    workdir = pathlib.Path(FLAGS.workdir)
     if FLAGS.distributed:
-        multihost.initialize(peer_timeout, lambda: f"The run is {_how_to_go_on(workdir)}")
+        multihost.initialize(config.mesh.peer_timeout, lambda: f"The run is {_how_to_go_on(workdir)}")
     from routerl_jax.training.checks import check_resumable
     from routerl_jax.training.rl import train_rl
     from routerl_jax.training.sft import train_sft
