@@ -226,10 +226,11 @@ class _Peers:
         """Says which process is lost, and ends this one. `seconds`: since its last sign of life; None: its connection broke."""
         _, step, name = json.loads(self._signs.get(lost, f'[0, null, "process {lost}"]'))
         place = "before its first step" if step is None else f"at step {step}"
-        sign = f"given no sign of life for {seconds:.0f} s (config.mesh.peer_timeout={self._timeout:g})"
+        ended = "closed its connection"
+        if seconds is not None:
+            ended = f"given no sign of life for {seconds:.0f} s (config.mesh.peer_timeout={self._timeout:g})"
         text = (
-            f"\n{name} is lost: it was {place}, and has {'closed its connection' if seconds is None else sign}. "
-            f"Process {self._me} ends, too. {self._how_to_go_on()}\n"
+            f"\n{name} is lost: it was {place}, and has {ended}. Process {self._me} ends, too. {self._how_to_go_on()}\n"
         )
         os.write(2, text.encode())
         sys.stdout.flush()
