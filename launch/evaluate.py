@@ -379,7 +379,9 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     )  # refuses results of another benchmark before anything slow starts
     unfinished = {name: Unfinished(output / f"{name}.unfinished", request) for name in agents}
     if known := {name: len(kept.episodes) for name, kept in unfinished.items() if kept.episodes}:
-        going_on = f"going on: of {len(examples)} questions, {', '.join(f'{name} has {n}' for name, n in known.items())}"
+        going_on = (
+            f"going on: of {len(examples)} questions, {', '.join(f'{name} has {n}' for name, n in known.items())}"
+        )
         print(going_on, file=sys.stderr)  # standard output may be JSON
     engine = make_engine(config, model) if model is not None else engine
     tools = open_knowledge(config, workdir)
