@@ -47,7 +47,7 @@ def initialize(peer_timeout: float = PEER_TIMEOUT, how_to_go_on: Callable[[], st
     """
     global _peers
     # JAX, too, ends a process when another one is silent, but with dumps of all threads: it must wait longer
-    limits = {"heartbeat_timeout_seconds": int(2 * peer_timeout) + 10}
+    limits: dict[str, Any] = {"heartbeat_timeout_seconds": int(2 * peer_timeout) + 10}
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     if address is None:
         jax.distributed.initialize(**limits)
@@ -180,7 +180,7 @@ class _Peers:
         for work in (self._exchange, self._judge):
             threading.Thread(target=work, name="signs of life", daemon=True).start()
         if self._me:
-            host, _, port = job.coordinator_address.rpartition(":")
+            host, _, port = str(job.coordinator_address).rpartition(":")
             self._coordinator = host.strip("[]"), int(port)
             # JAX aborts as soon as it loses the connection to process 0, on a thread of its own: no handler of Python would run
             self._on_abort = ctypes.CFUNCTYPE(None, ctypes.c_int)(self._aborted)
