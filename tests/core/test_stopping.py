@@ -32,8 +32,9 @@ def test_a_job_stops_at_its_next_check_that_is_not_held(number: signal.Signals) 
     with stopping.deferred():
         stopping.check()
         stopping.hold()
+        # as `timeout` sends it, to the process and to its group: almost at once
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
         os.kill(os.getpid(), number)
-        os.kill(os.getpid(), number)  # as `timeout` sends it: to the process and to its group
         stopping.check()
         stopping.release()
         with pytest.raises(Interrupted):
