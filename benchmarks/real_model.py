@@ -94,7 +94,7 @@ def where(seed: int, isa: str, directory: pathlib.Path, flags: list[str]) -> Ite
         run[name] = numbers(row) | {"by": by_part(name, benchmarks / name / "trained.jsonl")}
         yield run
     for agent in ("random_kb", *(f"only_{name}" for name in DESCRIPTIONS), "every_kb"):
-        row = evaluated(benchmarks / "test", agent, of_run)[agent]
+        row = evaluated(benchmarks / "test", agent, of_run, "--limit=200")[agent]
         run["all_sources" if agent == "every_kb" else agent] = numbers(row)
         yield run
     policy = (f"--model={workdir}/policy", "--config=configs/sources.py:own", "--limit=200")

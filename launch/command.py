@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import dataclasses
 import functools
@@ -10,12 +11,14 @@ import logging as std_logging
 import os
 import pathlib
 import re
+import signal
 import sys
 import sysconfig
 import tempfile
 import traceback
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar, cast
 
 from absl import app, flags, logging
@@ -23,6 +26,8 @@ from ml_collections import ConfigDict
 
 from routerl_jax.core.buckets import in_bucket, named
 from routerl_jax.core.progress import be_quiet
+from routerl_jax.core.secrets import masked
+from routerl_jax.core.stopping import keep_interrupts
 from routerl_jax.parallel.platform import keep_compilations
 
 if TYPE_CHECKING:
@@ -61,6 +66,7 @@ def start(
       arguments: True lets the program take words besides its flags.
     """
     keep_compilations()  # before a configuration imports JAX
+    keep_interrupts()
     define_flags()
     flags.DEFINE_bool("quiet", False, "Show no progress; results and warnings are shown all the same.")
 
@@ -70,11 +76,13 @@ def start(
             logging.set_verbosity(logging.WARNING)  # orbax logs every rename at INFO
             # A user reads what happened. Who wants the time and the place in the code asks with --verbosity.
             logging.get_absl_handler().setFormatter(std_logging.Formatter(f"launch.{program}: %(message)s"))
+        mask_log(logging.get_absl_handler().python_handler)
+        sys.excepthook = _show_error
         be_quiet(bool(FLAGS["quiet"].value))
         if FLAGS["quiet"].value:
             os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         if len(argv) > 1 and not arguments:
-            sys.exit(f"launch.{program}: unexpected argument {argv[1]!r}; options start with --")
+            sys.exit(masked(f"launch.{program}: unexpected argument {argv[1]!r}; options start with --"))
         try:
             with contextlib.ExitStack() as stack:
                 for name in sorted({"workdir", "output"} & set(FLAGS)):
@@ -89,11 +97,24 @@ def start(
         except (ValueError, OSError) as error:
             if os.environ.get("ROUTERL_TRACEBACK"):
                 raise
-            sys.exit(f"launch.{program}: {_error_text(error)}{_own_line(error)}")
+            sys.exit(masked(f"launch.{program}: {_error_text(error)}{_own_line(error)}"))
         except KeyboardInterrupt:
+            # another one while Python ends would arise anywhere
+            atexit.register(signal.signal, signal.SIGINT, signal.SIG_DFL)
             sys.exit(130)
 
     app.run(guarded, flags_parser=functools.partial(_parse, schemas))
+
+
+def mask_log(handler: std_logging.Handler) -> None:
+    """Makes a handler of logs write its lines, tracebacks included, without secrets."""
+    written = handler.format
+    handler.format = lambda record: masked(written(record))
+
+
+def _show_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Writes what nobody caught, as Python does, without secrets."""
+    sys.stderr.write(masked("".join(traceback.format_exception(kind, error, trace))))
 
 
 @contextlib.contextmanager
@@ -259,10 +280,10 @@ def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
         if os.environ.get("ROUTERL_TRACEBACK"):
             raise
         if (complaint := _complaint(error, path)) is not None:
-            sys.exit(f"{program}: {config_argument}: {complaint}")
+            sys.exit(masked(f"{program}: {config_argument}: {complaint}"))
         if isinstance(error, flags.Error) and not (path and "flag --config=None: " in str(error)):
             # not parsed again by app.parse_flags_with_usage: overrides are defined by now
-            sys.exit(f"{program}: {_flag_error_text(error)} (--help lists the options)")
+            sys.exit(masked(f"{program}: {_flag_error_text(error)} (--help lists the options)"))
         if not (path and isinstance(error, AttributeError | KeyError | flags.Error)):
             raise
         config = cast(Any, FLAGS["config"]).parser.parse(path)
@@ -271,7 +292,7 @@ def _parse(schemas: Schemas | None, argv: Sequence[str]) -> list[str]:
         message = _unknown_override(config, argv)
         if not message:
             raise
-        sys.exit(f"{program}: {message}")
+        sys.exit(masked(f"{program}: {message}"))
     finally:
         sys.argv = typed
 
@@ -341,7 +362,7 @@ def _parsed(hint: Any, text: str) -> Any:
         return text
     try:
         value = ast.literal_eval({"true": "True", "false": "False"}.get(text, text))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deeply
         value = text
     return (value,) if typing.get_origin(hint) is tuple and not isinstance(value, tuple | list) else value
 

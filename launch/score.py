@@ -1,4 +1,4 @@
-r"""Scores any system's predictions: EM, CEM, SubEM, F1 and F1-Recall with 95% bootstrap intervals.
+r"""Scores any system's predictions: EM, CEM, SubEM, F1 and F1-Recall with 95 % intervals.
 
     python -m launch.score --predictions=predictions.jsonl --normalizer=search_r1
     python -m launch.score --predictions=predictions.jsonl.gz --group=dataset,model --json
@@ -31,6 +31,7 @@ from rich.text import Text
 
 from launch.command import start
 from routerl_jax.core.console import open_console
+from routerl_jax.core.files import parse_json
 from routerl_jax.rewards import scoring
 from routerl_jax.rewards.metrics import NORMALIZERS
 
@@ -106,10 +107,11 @@ def _score_trajectories() -> None:
             reward=_settings("reward"),
         )
     result |= {"judge": dict(counted)} if judge else {}
+    failed = counted["failed"] if judge else ""
     if FLAGS.json:
         print(json.dumps(result))
         return
-    print(report.markdown({FLAGS.recipe: result["metrics"]}))
+    print(report.markdown({FLAGS.recipe: result["metrics"]}, failed=failed))
     for name, value in result["reward"].items():
         print(f"reward {name}: {value:.4f}")
 
@@ -135,11 +137,11 @@ def _settings(flag: str) -> dict[str, Any]:
     """The JSON object that a flag holds."""
     text = str(FLAGS[flag].value)
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--{flag}={text}: not JSON ({error})") from error
+        value = parse_json(text)
+    except ValueError as error:
+        raise ValueError(f"--{flag}={text[:200]}: not JSON that can be read ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"--{flag}={text}: give an object, such as {_SUCH_AS[flag]}")
+        raise ValueError(f"--{flag}={text[:200]}: give an object, such as {_SUCH_AS[flag]}")
     return value
 
 
@@ -151,7 +153,7 @@ def _score_predictions() -> None:
         by_group = {name: report.to_json() for name, report in groups.items()}
         print(json.dumps({**overall.to_json(), "normalizer": FLAGS.normalizer, "groups": by_group}))
     else:
-        caption = f"percent and its 95% bootstrap interval; normalizer {FLAGS.normalizer}"
+        caption = f"percent and its 95% bootstrap interval (Wilson's where all scores are equal); normalizer {FLAGS.normalizer}"
         open_console().print(table(overall, groups, caption))
 
 

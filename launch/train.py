@@ -13,8 +13,10 @@ from routerl_jax.parallel.platform import split_cpu, tune_process
 if __name__ == "__main__":
     tune_process()  # before anything heavy is imported: it restarts Python
 
+import os
 import pathlib
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +27,7 @@ from ml_collections import config_flags
 from launch.command import check_writable, read_config, start
 from launch.command import run_schemas as schemas
 from routerl_jax.core.buckets import in_bucket, url_of
+from routerl_jax.core.stopping import Interrupted
 
 FLAGS = flags.FLAGS
 
@@ -73,9 +76,9 @@ def main(_: Sequence[str]) -> None:
     split_cpu(config.mesh.cpu_devices)
     from routerl_jax.parallel import multihost
 
-    if FLAGS.distributed:
-        multihost.initialize()
     workdir = pathlib.Path(FLAGS.workdir)
+    if FLAGS.distributed:
+        multihost.initialize(config.mesh.peer_timeout, lambda: f"The run is {_how_to_go_on(workdir)}")
     from routerl_jax.training.checks import check_resumable
     from routerl_jax.training.rl import train_rl
     from routerl_jax.training.sft import train_sft
@@ -84,13 +87,20 @@ def main(_: Sequence[str]) -> None:
     if FLAGS.resume is True:
         multihost.on_main(lambda: check_resumable(workdir))
     train = train_sft if config.kind == "sft" else train_rl
+    # SIGTERM is as Ctrl-C. In a job of several processes JAX would take it for itself
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         train(config, workdir, resume=bool(FLAGS.resume))
     except RunStopped as stopped:
         sys.exit(f"launch.train: {stopped}")
-    except KeyboardInterrupt:
-        print(f"launch.train: {_how_to_go_on(workdir)}", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        if multihost.is_main():
+            print(f"launch.train: {_how_to_go_on(workdir)}", file=sys.stderr)
+        if FLAGS.distributed and not isinstance(interrupt, Interrupted):
+            os._exit(130)  # the others go on, and JAX would wait for them
         raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _how_to_go_on(workdir: pathlib.Path) -> str:

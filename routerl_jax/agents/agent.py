@@ -15,11 +15,12 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 
 from routerl_jax.agents.chat import Chat, ChatRules
 from routerl_jax.agents.conversation import Conversation, Prompt, Request, Rollout, prompt_ids
-from routerl_jax.agents.grammar import RouteChoices
+from routerl_jax.agents.grammar import RouteChoices, inert_call
 from routerl_jax.agents.observation import Pieces, Reply, Spoken, expanded_tokens
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Call, Demonstration, Episode, Example, Passage, Query, ToolSchema, Turn
 from routerl_jax.data.rounds import RecordedRounds
+from routerl_jax.engine.policy import PromptTooLong
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import Size
 
@@ -182,6 +183,12 @@ class Agent(abc.ABC):
         """
         return ()
 
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Tags that are broken up in all that tools return (`grammar.inert`), so that no passage and no error of a tool ends
+        its block or writes an action; by default all of the protocol's."""
+        return self.special_tokens
+
     def opening(
         self, example: Example, tokenizer: Tokenizer, image_marker: str = "", room: int | None = None
     ) -> list[int]:
@@ -222,6 +229,8 @@ class Form(Protocol):
     def functions(self) -> tuple[dict[str, Any], ...]: ...
     @property
     def special_tokens(self) -> tuple[str, ...]: ...
+    @property
+    def foreign(self) -> tuple[str, ...]: ...
     @property
     def choices(self) -> RouteChoices | None: ...
     def of(self, tokenizer: Tokenizer) -> Any: ...
@@ -283,6 +292,10 @@ class CallingAgent(Agent):
     def special_tokens(self) -> tuple[str, ...]:
         return self.form.special_tokens
 
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        return self.form.foreign
+
     def fields_of(self, base: type[CallingAgent]) -> dict[str, Any]:
         """The values of the fields that it shares with all agents of a class. Further fields of subclasses are left out."""
         fields: Any = dataclasses.fields(base)  # type: ignore[arg-type]
@@ -332,8 +345,12 @@ class Rerouted(Agent):
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """The agent's own."""
+        """The agent's own, as the next."""
         return self.agent.special_tokens
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        return self.agent.foreign
 
 
 class LLM:
@@ -372,7 +389,10 @@ class LLM:
     def room(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> int:
         """Tokens that a conversation would have left after this prompt; less than 1 if the prompt does not fit."""
         engine = self._rollout.engine
-        ids = prompt_ids(prompt, engine.tokenizer)
+        try:
+            ids = prompt_ids(prompt, engine, self._rollout.example.id)
+        except PromptTooLong:  # how much too long was not looked at
+            return -engine.max_length
         return engine.max_length - len(ids) - expanded_tokens(engine.images, images)
 
     def conversation(self, prompt: Prompt, images: Sequence[ImageSource] = ()) -> Conversation:
@@ -518,9 +538,9 @@ class Tool:
         return dataclasses.replace(call, passages=tuple(passages), seconds=seconds)
 
     async def _reply(self, asked: Coroutine[Any, Any, Call]) -> Call:
-        """The reply to a request to a tool; a forked attempt may have it already."""
+        """The reply to a request to a tool, without the protocol's tags; a forked attempt may have it already."""
         branch = self._rollout.branch
-        return await (asked if branch is None else branch.call(asked))
+        return inert_call(await (asked if branch is None else branch.call(asked)), self._rollout.foreign)
 
 
 def begun(agent: Agent, example: Example, llm: LLM, tools: Tools) -> Awaitable[Episode]:

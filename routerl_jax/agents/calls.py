@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import dataclasses
+import itertools
 import numbers
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +17,7 @@ from absl import logging
 from routerl_jax.agents.agent import SearchTool
 from routerl_jax.agents.conversation import Request, Want
 from routerl_jax.core.background import in_thread
+from routerl_jax.core.secrets import masked, masked_known
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.time_limit import seconds_left, time_limit
 from routerl_jax.core.types import Call, Passage, Query, Walk
@@ -129,15 +132,21 @@ async def search_calls(
         f"TimeoutError: the batch failed, and {len(queries) - len(replies_by_index)} of its {len(queries)} queries could not "
         f"be tried by themselves within {timeout:g} s; mend the tool, or raise config.rollout.tool_timeout"
     )
-    replies = [replies_by_index.get(i, _Reply(error=reason)) for i in range(len(queries))]
+    replies = [_told(replies_by_index.get(i, _Reply(error=reason))) for i in range(len(queries))]
     failures = [reply.error for reply in replies if reply.error is not None]
     if failures:
-        logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), failures[0])
+        shown = failures[0][:_LONGEST_LOGGED]
+        logging.warning("tool %s failed on %d of %d queries: %s", tool, len(failures), len(queries), shown)
     return [_call(tool, query, reply, float(cost)) for query, reply in zip(queries, replies)]
 
 
 _TEXTS = ("id", "title", "text")  # fields of a passage that must be strings
+_MOST_LETTERS = 1 << 20  # of the passages of one query; they are kept with the episode, whatever is shown of them
+_LONGEST_TITLE = 1000  # letters of a title, or an id, where even one passage has more than that
+_MOST_PICTURES = 64 << 20  # bytes of the passages' pictures, in base64
+_LONGEST_LOGGED = 4000  # characters of an error that are logged
 _LONGEST_ERROR = 300  # characters of an error that are shown: a stack trace must not fill a conversation
+_LONGEST_MESSAGE = 10_000  # .. and of those that are looked through for secrets
 _TIME_SHARE = 0.95  # share of the time limit that a tool is given, so that it can give up by itself and say why
 
 
@@ -205,7 +214,7 @@ async def _search(
                 results = _checked(tool, reply, len(queries))
                 walks = reply.walks if isinstance(reply, TimedResults) else [Walk()] * len(results)
                 return [result._replace(seconds=s, walk=walk) for result, s, walk in zip(results, seconds, walks)]
-            except Exception as error:
+            except BaseException as error:  # SystemExit of a library, a Rust panic: it is the tool's thread that ends
                 kind = _Failed if seconds_left() else _Late
                 raise kind(f"{type(error).__name__}: {error}", part()) from error
 
@@ -232,21 +241,25 @@ def _request_function(tool: SearchTool, want: Want) -> Callable[[Any, int], Any]
     ]
 
 
+def _told(reply: _Reply) -> _Reply:
+    """The reply with its error as it is shown: short, without secrets, and with whole letters."""
+    if reply.error is None:
+        return reply
+    error = masked(replace_surrogates(reply.error[:_LONGEST_MESSAGE]))
+    return reply._replace(error=error if len(error) <= _LONGEST_ERROR else f"{error[:_LONGEST_ERROR]} ..")
+
+
 def _call(tool: str, query: Query, reply: _Reply, cost: float) -> Call:
     try:
         image = query_image(query)
     except ValueError:  # the picture is missing; the tool's reply already says so
         image = ""
-    error = reply.error
-    if error is not None:
-        error = replace_surrogates(error)
-        error = error if len(error) <= _LONGEST_ERROR else f"{error[:_LONGEST_ERROR]} .."
     return Call(
         tool=tool,
         query=query_text(query),
         image=image,
         passages=reply.passages,
-        error=error,
+        error=reply.error,
         seconds=reply.seconds,
         cost=cost,
         **reply.walk._asdict(),
@@ -274,19 +287,44 @@ def _checked(tool: str, reply: Any, count: int) -> list[_Reply]:
             f"{name}={text!r}" for item in result for name in _TEXTS if not isinstance(text := getattr(item, name), str)
         ]:
             fault = f"a Passage with {odd[0]}, which is no string"
+        elif (pictures := sum(len(str(item.image)) for item in result)) > _MOST_PICTURES:
+            fault = (
+                f"pictures of {pictures:,} bytes for one query, of which {_MOST_PICTURES:,} may be: let it give fewer"
+            )
         elif scores := [item.score for item in result if not isinstance(item.score, numbers.Real)]:
             fault = f"a Passage with score={scores[0]!r}, which is no number"
         else:
-            results.append(_Reply(tuple(map(_sanitised, result))))
+            results.append(_Reply(tuple(map(_sanitised, _within_bounds(tool, result)))))
             continue
         results.append(_Reply(error=f"tool {tool!r} gave {fault}"))
     return results
 
 
+def _within_bounds(tool: str, passages: Sequence[Passage]) -> Sequence[Passage]:
+    """The passages within _MOST_LETTERS, best first. What is beyond is left out, and this is said; of the first one, a
+    beginning stays."""
+    ends = list(itertools.accumulate(len(item.id) + len(item.title) + len(item.text) for item in passages))
+    if not ends or ends[-1] <= _MOST_LETTERS:
+        return passages
+    kept = passages[: bisect.bisect_right(ends, _MOST_LETTERS)]
+    if not kept:
+        best = passages[0]
+        title, text = best.title[:_LONGEST_TITLE], best.text[: _MOST_LETTERS - 2 * _LONGEST_TITLE]
+        kept = [dataclasses.replace(best, id=best.id[:_LONGEST_TITLE], title=title, text=f"{text} ..")]
+    logging.log_first_n(
+        logging.WARNING,
+        "tool %s gave %d letters for one query; the first %d are kept, as no context holds more (%d of %d passages)",
+        20,
+        *(tool, ends[-1], _MOST_LETTERS, len(kept), len(passages)),
+    )
+    return kept
+
+
 def _sanitised(passage: Passage) -> Passage:
-    """The passage with text that every tokenizer takes (no lone surrogates), and a score that JSON takes (no NumPy number)."""
+    """The passage with text that every tokenizer takes (no lone surrogates) and without secrets that were read for a tool, and
+    a score that JSON takes (no NumPy number)."""
     texts = {name: getattr(passage, name) for name in _TEXTS}
-    cleaned = {name: replace_surrogates(text) for name, text in texts.items()}
+    cleaned = {name: masked_known(replace_surrogates(text)) for name, text in texts.items()}
     if cleaned == texts and type(passage.score) is float:
         return passage
     return dataclasses.replace(passage, **cleaned, score=float(passage.score))

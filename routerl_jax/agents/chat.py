@@ -129,7 +129,7 @@ class Chat(Conversation):
           passages: ids of the passages that it shows as text.
         """
         framed = self.rules.framed(observation)
-        if self.tokens_of(framed) > self.room - self.reserve:
+        if not self.fits(framed, self.room - self.reserve):
             self._full, self._unanswered = True, TOO_LONG
             return False
         self._unanswered = ""
@@ -169,7 +169,7 @@ class Chat(Conversation):
         room = self.room - self.reserve
         most = min(limit or room, room)
         cut = bool(limit) if cut is None else cut
-        shown = fitting(passages, lambda subset: self.tokens_of(self.rules.framed(of(subset))) <= most, cut=cut)
+        shown = fitting(passages, lambda subset: self.fits(self.rules.framed(of(subset)), most), cut=cut)
         return shown if self.tell(of(shown), [passage.id for passage in shown]) else None
 
     async def final_answer(self, reply: str = "", truncated: bool | None = None) -> Episode:
@@ -239,20 +239,31 @@ T = TypeVar("T", Passage, Document)
 def fitting(items: Sequence[T], fits: Callable[[Sequence[T]], bool], *, cut: bool = True) -> tuple[T, ...]:
     """As many whole items as fit, best first; else as many words of the first one as fit, then ` ..`; () if no word fits.
 
+    Beside all items, what is tried is at most about twice as long as what fits, however long the items are.
+
     Args:
       items: the items, best first.
       fits: whether there is room for these items. It must also hold for fewer or shorter items.
       cut: whether the first one may be shown in part.
     """
-    for count in range(len(items), 0, -1):
-        if fits(items[:count]):
-            return tuple(items[:count])
-    if not items or not cut:
-        return ()
-    first = items[0]
+    if not items or fits(items):
+        return tuple(items)
+    if count := _most(lambda n: fits(items[:n]), len(items) - 1):
+        return tuple(items[:count])
+    first, words = items[0], items[0].text.split() if cut else []
 
-    def beginning(words: int) -> T:
-        return dataclasses.replace(first, text=" ".join(first.text.split()[:words]) + " ..")
+    def beginning(count: int) -> T:
+        return dataclasses.replace(first, text=" ".join(words[:count]) + " ..")
 
-    words = bisect.bisect_left(range(1, len(first.text.split())), True, key=lambda n: not fits([beginning(n)]))
-    return (beginning(words),) if words else ()
+    count = _most(lambda n: fits([beginning(n)]), len(words) - 1)
+    return (beginning(count),) if count else ()
+
+
+def _most(holds: Callable[[int], bool], limit: int) -> int:
+    """The largest number from 1 to `limit` for which a condition holds, 0 if there is none. It must hold for smaller ones, too.
+    No number is tried that is more than twice the result."""
+    end = 1
+    while end <= limit and holds(end):
+        end *= 2
+    start = end // 2 + 1
+    return start - 1 + bisect.bisect_left(range(start, min(end, limit + 1)), True, key=lambda n: not holds(n))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from routerl_jax.agents.observation import Rendered, Reply, Viewer, expanded_tokens, rendered
-from routerl_jax.core.tokenizer import ReplyRole, Tokenizer
+from routerl_jax.core.tokenizer import ReplyRole
 from routerl_jax.core.types import (
     Branch,
     Call,
@@ -24,7 +24,7 @@ from routerl_jax.core.types import (
     Turn,
     Usage,
 )
-from routerl_jax.engine.policy import Generated, Policy, Stream
+from routerl_jax.engine.policy import Generated, Policy, PromptTooLong, Stream
 from routerl_jax.engine.sampling import Sampling
 from routerl_jax.models.images import ImageSource
 from routerl_jax.models.regions import RefusedRegion, RegionRule, Size
@@ -79,6 +79,7 @@ class Rollout:
     wait_tool: Callable[[Rollout, Request], Awaitable[Call]]
     prepare: Callable[[Rollout, str], Awaitable[None]] | None = None
     tags: Sequence[str] = ()  # of the agent's protocol
+    foreign: Sequence[str] = ()  # those that are broken up in what tools return
     branch: Branching | None = None  # of a forked attempt
     conversations: list[Conversation] = dataclasses.field(default_factory=list)
     probes: list[Conversation] = dataclasses.field(default_factory=list)  # aside, and no part of the episode
@@ -143,7 +144,7 @@ class Conversation:
     def __init__(self, rollout: Rollout, prompt: Prompt, images: Sequence[ImageSource] = ()) -> None:
         self._rollout = rollout
         self._engine = rollout.engine
-        ids = prompt_ids(prompt, self._engine.tokenizer)
+        ids = prompt_ids(prompt, self._engine, rollout.example.id)
         self.prompt = prompt if isinstance(prompt, str) else self._engine.tokenizer.decode(ids)
         # The name seeds the row's sampling, so each conversation of a rollout needs its own.
         self._number = number = len(rollout.conversations)
@@ -168,6 +169,13 @@ class Conversation:
         """Number of tokens that a text, a text with pictures, or either as a message would take (`observe`)."""
         content, ids = self._encoded(observation)
         return len(ids) + expanded_tokens(self._engine.images, content.images)
+
+    def fits(self, observation: Observation | Reply, tokens: int) -> bool:
+        """Whether an observation takes at most this number of tokens. Of a long text, only as much is encoded as shows that."""
+        return (
+            not self._engine.tokenizer.exceeds(self._text(observation), tokens)
+            and self.tokens_of(observation) <= tokens
+        )
 
     async def generate(
         self, *, stop: Sequence[str] = (), max_tokens: int | None = None, sampling: Sampling | None = None
@@ -265,12 +273,9 @@ class Conversation:
         number of its tokens, take no time later. Agents call it for long texts; it changes nothing else."""
         if self._rollout.prepare is None:
             return
-        if isinstance(observation, Reply):
-            content = self._rendered(observation.observation)
-            text = self._engine.tokenizer.reply_text(content.text, observation.role)
-        else:
-            text = self._rendered(observation).text
-        await self._rollout.prepare(self._rollout, text)
+        text = self._text(observation)
+        if not self._engine.tokenizer.exceeds(text, self.room):
+            await self._rollout.prepare(self._rollout, text)
 
     def observe(self, observation: Observation | Reply, passages: Sequence[str] = ()) -> None:
         """Feeds an observation (never trained on). A picture that can't be used is replaced by words that say why.
@@ -333,6 +338,12 @@ class Conversation:
     def _rendered(self, observation: Observation) -> Rendered:
         return rendered(observation, self._engine.tokenizer, self._engine.images, self._rollout.tags)
 
+    def _text(self, observation: Observation | Reply) -> str:
+        """The text of an observation as it is encoded."""
+        if not isinstance(observation, Reply):
+            return self._rendered(observation).text
+        return self._engine.tokenizer.reply_text(self._rendered(observation.observation).text, observation.role)
+
     def _encoded(self, observation: Observation | Reply) -> tuple[Rendered, list[int]]:
         """An observation in the model's form, and its tokens."""
         tokenizer = self._engine.tokenizer
@@ -379,11 +390,18 @@ class Conversation:
         return self._rollout.episode(self.prompt, answer=answer, truncated=truncated)
 
 
-def prompt_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
-    """A prompt's tokens; messages are rendered with the model's chat template."""
+def prompt_ids(prompt: Prompt, engine: Policy, example_id: str) -> list[int]:
+    """A prompt's tokens; messages are rendered with the model's chat template. Raises PromptTooLong for a long text that surely
+    has more than a conversation may hold: only a beginning of it was encoded."""
+    tokenizer = engine.tokenizer
+    items = [] if isinstance(prompt, str) else list(prompt)
+    messages = [item for item in items if isinstance(item, Message)]
+    text = prompt if isinstance(prompt, str) else "\n".join(message.content for message in messages)
+    if tokenizer.exceeds(text, engine.max_length):
+        raise PromptTooLong(
+            f"the prompt of example {example_id!r} has {len(text):,} letters and more tokens than a conversation may hold "
+            f"({engine.max_length:,}): shorten it or raise max_length"
+        )
     if isinstance(prompt, str):
         return tokenizer.encode_prompt(prompt)
-    items = list(prompt)
-    if items and isinstance(items[0], Message):
-        return tokenizer.chat([item for item in items if isinstance(item, Message)])
-    return list(map(int, cast(list[int], items)))
+    return tokenizer.chat(messages) if messages else list(map(int, cast(list[int], items)))

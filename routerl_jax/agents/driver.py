@@ -20,6 +20,7 @@ from routerl_jax.agents.agent import LLM, Agent, SearchTool, Tools, UnknownTool,
 from routerl_jax.agents.calls import calls_of_all, settle
 from routerl_jax.agents.conversation import Request, Rollout
 from routerl_jax.agents.forks import BranchState
+from routerl_jax.core import stopping
 from routerl_jax.core.background import PausedLoop, run_coroutine
 from routerl_jax.core.progress import Bar, waiting
 from routerl_jax.core.text import replace_surrogates
@@ -228,7 +229,7 @@ class Attempts:
 
         total = sum(group.unfinished for group in self._groups)
         with Bar(total=total, desc=progress, unit="episode", disable=not progress) as bar:
-            self._loop.run(self._run(enough, bar))
+            self._loop.run(stopping.awaited(self._run(enough, bar)))
         completed = [group for group in self._groups if not group.unfinished][:groups]
         self._groups = [group for group in self._groups if group not in completed]
         episodes = [episode for group in completed for episode in sorted(group.ended, key=self._sort_key)]
@@ -311,6 +312,7 @@ class Attempts:
         rollout = Rollout(
             *(example, sample, self.engine, self.sampling, self._wait_turn, self._wait_tool, self._wait_text),
             tags=self.agent.special_tokens,
+            foreign=self.agent.foreign,
             branch=branch,
         )
         try:
@@ -387,8 +389,9 @@ class Attempts:
                 task.add_done_callback(self._in_flight.discard)
                 task.add_done_callback(lambda _: self._changed.set())
         if self.engine.busy:
+            stopping.check()
             started = time.perf_counter()
-            finished = await asyncio.to_thread(self.engine.step) if self._in_flight else self.engine.step()
+            finished = await _to_its_end(self.engine.step) if self._in_flight else self.engine.step()
             self.stats.generate_seconds += time.perf_counter() - started
             for stream, generated in finished:
                 self._turns.pop(id(stream)).settle(generated)
@@ -428,6 +431,16 @@ class Attempts:
         self.stats.tool_errors += sum(reply.error is not None for reply in replies)
         for call, reply in zip(calls, replies, strict=True):
             call.settle(reply)
+
+
+async def _to_its_end(work: Callable[[], Any]) -> Any:
+    """The result of work on another thread. A cancellation waits for it, as what is closed then is what it works with."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _check_measured(turn: Turn, where: str) -> None:

@@ -66,9 +66,12 @@ class Grammar(abc.ABC):
 
     Attributes:
       tools: names of the knowledge bases that the policy may call.
+      raw_results: show what searches return with the protocol's tags in it, as the papers' released code does. A passage can
+        then end its block, and write an answer.
     """
 
     tools: tuple[str, ...]
+    raw_results: bool = False
 
     # --- what the policy writes ---
 
@@ -81,6 +84,11 @@ class Grammar(abc.ABC):
     @abc.abstractmethod
     def special_tokens(self) -> tuple[str, ...]:
         """The protocol's tags, for tokenizers that are trained for it."""
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Tags that are broken up in texts from elsewhere: passages, and errors of tools (`inert`)."""
+        return () if self.raw_results else self.special_tokens
 
     @abc.abstractmethod
     def parse(self, text: str) -> Action:
@@ -199,13 +207,13 @@ def opening_ids(
 TOO_LONG = "What was found is too long to be shown."
 
 
-def unshown(call: Call, passages: Sequence[Passage]) -> str | None:
+def unshown(call: Call, passages: Sequence[Passage], tags: Iterable[str] = ()) -> str | None:
     """The sentence that stands for passages if there are none to show: the call failed, found nothing, or nothing fits.
 
-    None if there are passages to show.
+    None if there are passages to show. `tags` are broken up in the call's error (`Grammar.foreign`).
     """
     if call.error is not None:
-        return f"The search failed: {call.error}"
+        return f"The search failed: {inert(call.error, tags)}"
     if not call.passages:
         return "Nothing was found."
     return None if passages else TOO_LONG
@@ -219,8 +227,26 @@ def between(text: str, opening: str, closing: str) -> str | None:
     return contents[-1].strip() if contents else None
 
 
-def one_line(text: str, tags: Iterable[str]) -> str:
-    """A text on one line, with a space inside each of the protocol's tags so that none is read as a tag."""
+def inert(text: str, tags: Iterable[str]) -> str:
+    """A text with a space inside each of these tags, so that none is read as a tag. Text without them stays as it is."""
     for tag in tags:
         text = text.replace(tag, f"{tag[0]} {tag[1:]}")
-    return " ".join(text.split())
+    return text
+
+
+def one_line(text: str, tags: Iterable[str]) -> str:
+    """A text on one line, with a space inside each of the tags."""
+    return inert(" ".join(text.split()), tags)
+
+
+def inert_call(call: Call, tags: Sequence[str]) -> Call:
+    """A call whose passages and error hold none of the tags; the same call if they hold none anyway."""
+    passages = tuple(
+        dataclasses.replace(passage, title=inert(passage.title, tags), text=inert(passage.text, tags))
+        if any(tag in passage.title or tag in passage.text for tag in tags)
+        else passage
+        for passage in call.passages
+    )
+    error = None if call.error is None else inert(call.error, tags)
+    unchanged = error == call.error and all(new is old for new, old in zip(passages, call.passages))
+    return call if unchanged else dataclasses.replace(call, passages=passages, error=error)

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from routerl_jax.agents.grammar import inert
 from routerl_jax.core.ledger import Ledger
 from routerl_jax.core.tokenizer import ReplyRole, Tokenizer
 from routerl_jax.core.types import Observation, Shown
@@ -155,7 +156,7 @@ def rendered(
                 raise ValueError(piece.error)
             digest = images.process(piece.image, "picture").digest
         except ValueError as error:
-            parts.append(tokenizer.plain(f"(a picture that can't be shown: {error})"))
+            parts.append(tokenizer.plain(f"(a picture that can't be shown: {inert(str(error), tags)})"))
             shown.append(dataclasses.replace(piece, error=str(error)))
         else:
             parts.append(tokenizer.decode(images.marker))

@@ -13,6 +13,7 @@ from typing import Any
 
 from routerl_jax.agents.grammar import Grammar, between, unshown
 from routerl_jax.agents.grammar import one_line as without_tags
+from routerl_jax.core.files import check_depth, parse_json
 from routerl_jax.core.text import one_line, replace_surrogates, split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Action, Call, Observation, Passage, Shown, ToolSchema, kb_schema
@@ -101,8 +102,8 @@ class Hermes(ToolForm):
         if not mark:
             raise BadCall(f"the tool call is cut off: there is no {closing}")
         try:
-            value = json.loads(inside)
-        except (ValueError, RecursionError) as error:
+            value = parse_json(inside)
+        except ValueError as error:
             raise BadCall(_no_json(error)) from error
         return self._checked(value, before, after)
 
@@ -131,6 +132,7 @@ class Llama(ToolForm):
             return None
         try:
             value, end = json.JSONDecoder().raw_decode(text, match.start())
+            check_depth(value)
         except (ValueError, RecursionError) as error:
             raise BadCall(_no_json(error)) from error
         after = text[end:]
@@ -245,7 +247,7 @@ def _no_json(error: Exception) -> str:
 _ANSWER = ("<answer>", "</answer>")
 # Tags that only the policy may write, and those that templates write around a tool's text.
 TAGS = (*_ANSWER, *(mark for form in FORMS.values() for mark in form.marks))
-END_OF_TURN = re.compile(r"(?:<\|(?:im_end|eot_id|eom_id|endoftext|end_of_text)\|>\s*)+$")
+_ENDS = tuple(f"<|{name}|>" for name in ("im_end", "eot_id", "eom_id", "endoftext", "end_of_text"))
 _THOUGHTS = re.compile(r"</?think>|<\|python_tag\|>")
 
 
@@ -259,13 +261,17 @@ class ToolCalls(Grammar):
       form: the form of a call, a name in FORMS. `of` sets it from a tokenizer; "" means "hermes".
 
     Raises:
-      ValueError: two knowledge bases have functions of the same name.
+      ValueError: two knowledge bases have functions of the same name, or `raw_results` is set, which no paper's code has here.
     """
 
     schemas: Mapping[str, ToolSchema] = dataclasses.field(default_factory=dict, hash=False)
     form: str = ""
 
     def __post_init__(self) -> None:
+        if self.raw_results:
+            raise ValueError(
+                f"{type(self).__name__} shows no results with tags in them: leave raw_results out (config.agent)"
+            )
         names = [schema.name for schema in self._all_schemas.values()]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(
@@ -306,15 +312,19 @@ class ToolCalls(Grammar):
         """The answer's tags. The model's vocabulary has those of calls."""
         return _ANSWER
 
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        return TAGS
+
     def parse(self, text: str) -> Action:
-        text = END_OF_TURN.sub("", text)
+        text = without_ends(text)
         said = split_thoughts(text)[1]
         answer = between(said, *_ANSWER)
         try:
             call = self._form.read(said)
         except BadCall as error:
             mark = re.escape(self._form.marks[0])
-            begun = self._form.marks[0] not in said or re.search(rf"^\s*{mark}|{mark}\s*\{{", said, re.MULTILINE)
+            begun = self._form.marks[0] not in said or re.search(rf"^[^\S\n]*{mark}|{mark}\s*\{{", said, re.MULTILINE)
             if answer is None or begun:
                 return Action(kind="invalid", thought=thought_of(text), error=str(error))
             call = None  # running words name the marks of a call
@@ -354,7 +364,7 @@ class ToolCalls(Grammar):
 
     def well_formed(self, text: str) -> bool:
         """True for thoughts and a call, or thoughts and an answer, with nothing behind them and no other tag."""
-        text = END_OF_TURN.sub("", text)
+        text = without_ends(text)
         action = self.parse(text)
         if action.kind in ("search", "region"):
             thoughts, said = split_thoughts(text)
@@ -385,7 +395,7 @@ class ToolCalls(Grammar):
     def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
         """The passages, one a line; marks of calls and answers in them are broken up."""
         lines = [f"({i}) {line_of(passage)}" for i, passage in enumerate(passages, 1)]
-        return unshown(call, passages) or "\n".join(lines)
+        return unshown(call, passages, self.foreign) or "\n".join(lines)
 
     def reminder(self, error: str) -> str:
         return f"Error: {error}."
@@ -407,6 +417,18 @@ def _argument_fault(call: ReadCall, name: str) -> str:
         has = f"it has {name!r} alone" if name else "it has none"
         return f"{call.name} has no argument {quoted(unknown[0])}; {has}"
     return ""
+
+
+def without_ends(text: str) -> str:
+    """A turn without the tokens that end it, as chat templates write them."""
+    kept = end = len(text)
+    while True:
+        while end and text[end - 1].isspace():
+            end -= 1
+        mark = next((mark for mark in _ENDS if text.endswith(mark, 0, end)), "")
+        if not mark:
+            return text[:kept]
+        kept = end = end - len(mark)
 
 
 def has_tags(text: str) -> bool:
@@ -487,7 +509,7 @@ class LookingCalls(ToolCalls):
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> Observation:
         """The passages, one a line; marks of calls and answers in titles and texts are broken up."""
-        if message := unshown(call, passages):
+        if message := unshown(call, passages, self.foreign):
             return message
         pieces: list[str | Shown] = []
         for i, passage in enumerate(passages, 1):

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
+from routerl_jax.core import stopping
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -32,9 +34,9 @@ class BackgroundLoop:
         if threading.current_thread() is self._thread:
             coroutine.close()
             raise RuntimeError("a coroutine of the background loop must await, not wait: use the async method")
-        future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future: concurrent.futures.Future[T] = asyncio.run_coroutine_threadsafe(_contained(coroutine), self.loop)
         try:
-            return future.result(timeout)
+            return stopping.result_of(future, timeout)
         except concurrent.futures.CancelledError as error:
             raise RuntimeError("the call was cancelled: its client was closed") from error
         finally:
@@ -62,6 +64,21 @@ class PausedLoop:
     def close(self) -> None:
         """Cancels all tasks."""
         _where_no_loop_runs(self._runner.close)
+
+
+async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
+    """A coroutine's result. What would end the loop, and so all who share it, is raised as a RuntimeError."""
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _ordinary(error) from error
+
+
+def _ordinary(error: BaseException) -> Exception:
+    """An error that a future may hold, and that ends no more than the work in which it was raised."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def run_coroutine(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -96,7 +113,10 @@ async def gather_bounded(work: Callable[[S], Awaitable[T]], items: Iterable[S], 
 
 
 async def in_thread(work: Callable[[], T], name: str) -> T:
-    """Runs `work` on a new thread and returns its result. If the wait is cancelled, the thread still runs to its end."""
+    """Runs `work` on a new thread and returns its result. If the wait is cancelled, the thread still runs to its end.
+
+    What is no Exception (SystemExit, of a library that calls `sys.exit`, a panic) is raised as a RuntimeError.
+    """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -104,7 +124,7 @@ async def in_thread(work: Callable[[], T], name: str) -> T:
         if future.done():
             return
         if error is not None:
-            future.set_exception(error)
+            future.set_exception(_ordinary(error))
         else:
             future.set_result(cast(T, result))
 

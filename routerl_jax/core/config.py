@@ -25,6 +25,8 @@ from typing import Annotated, Any, Literal, TypeVar
 import ml_collections
 from ml_collections import config_dict
 
+from routerl_jax.core.secrets import suspicion
+
 # --- settings with a declared range ------------------------------------------------------------------------------------
 # The type of a field says which numbers or texts are allowed.
 #
@@ -93,6 +95,22 @@ class OutOfRange(ValueError):
         return self if self.complete else OutOfRange(f"{path}.{self.key}", self.value, self.range, complete=True)
 
 
+class SecretSetting(OutOfRange):
+    """A setting looks like a secret (core.secrets), and would be written to config.json, model cards and loggers."""
+
+    def __init__(self, key: str, why: str, complete: bool = False) -> None:
+        ValueError.__init__(
+            self,
+            f"{key} looks like a secret ({why}), and configurations are written down and passed on: put it into an environment "
+            "variable, or into a file that NAME_FILE names, and write '$NAME' in settings and sources of knowledge bases, or "
+            "the variable's name in a setting that ends in _env",
+        )
+        self.key, self.why, self.complete = key, why, complete
+
+    def within(self, path: str) -> OutOfRange:
+        return self if self.complete else SecretSetting(f"{path}.{self.key}", self.why, complete=True)
+
+
 def checked(cls: type[T]) -> type[T]:
     """Class decorator, below `dataclasses.dataclass`: settings are checked before the class's `__post_init__`, if it has or
     inherits one."""
@@ -109,9 +127,11 @@ def checked(cls: type[T]) -> type[T]:
 
 def check(settings: Any) -> None:
     """Raises OutOfRange for the first value of a dataclass that its type does not allow: a number that is not finite or out of
-    range, or a text that is not listed."""
+    range, a text that is not listed, or one that looks like a secret."""
     for name, hint in _hints(type(settings)).items():
         for key, value, declared in _values(name, getattr(settings, name), hint):
+            if isinstance(value, str) and (why := suspicion(key, value)):
+                raise SecretSetting(key, why)
             if complaint := _complaint(value, declared):
                 raise OutOfRange(key, value, complaint)
 

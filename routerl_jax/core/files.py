@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
+from absl import logging
+
 from routerl_jax.core.config import first_difference
 
 # --- atomic files ------------------------------------------------------------------------------------------------------
@@ -59,6 +61,34 @@ def sync_tree(directory: pathlib.Path) -> None:
         sync(path)
 
 
+_MOST_DEPTH = 100  # levels of a JSON value: Python can neither print, copy nor write one of a thousand
+
+
+def parse_json(content: str | bytes) -> Any:
+    """The value of a JSON text that may come from anywhere.
+
+    Raises:
+      ValueError: it is not JSON, not UTF-8, holds a number of more than 4,300 digits, or is nested too deeply.
+    """
+    try:
+        value = json.loads(content)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """Raises ValueError for a JSON value that is nested more than a hundred levels deep."""
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_MOST_DEPTH):
+        parts = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [part for items in parts for part in items if isinstance(part, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"it is nested too deeply (more than {_MOST_DEPTH} levels)")
+
+
 def read_json(path: pathlib.Path, fix: str = "copy or download it again") -> Any:
     """The value in a JSON file.
 
@@ -66,15 +96,16 @@ def read_json(path: pathlib.Path, fix: str = "copy or download it again") -> Any
       ValueError: the file is not JSON (as after a full disk); names the file and the `fix`.
     """
     try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
+        return parse_json(path.read_bytes())
+    except ValueError as error:
         raise ValueError(f"{path} is not JSON ({error}). {fix[:1].upper()}{fix[1:]}") from error
 
 
 def read_json_lines(path: pathlib.Path) -> Iterator[Any]:
     """The values in a file with one JSON value per line, from `write_json_lines` or a program that appends lines.
 
-    An incomplete last line of a killed writer is left out. `core.rows` reads the data files of other programs.
+    An incomplete last line (its writer was killed, or is writing it) is left out, with a warning. `core.rows` reads the data
+    files of other programs.
 
     Raises:
       ValueError: while reading: a line is not JSON; names file and line.
@@ -82,9 +113,12 @@ def read_json_lines(path: pathlib.Path) -> Iterator[Any]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                value = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                value = parse_json(line)
+            except ValueError as error:
                 if not line.endswith(b"\n"):
+                    logging.warning(
+                        "%s, line %d is cut off (its writer was killed, or is writing it): left out", path, number
+                    )
                     return
                 raise ValueError(f"{path}, line {number}: not JSON ({error}); delete the line") from error
             yield value

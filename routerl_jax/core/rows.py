@@ -68,21 +68,22 @@ def check_text(value: Any, location: RowLocation, key: str = "") -> None:
     Raises:
       ValueError: names row and key (such as `metadata.titles[1]`).
     """
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise location.error(
-                f"key {key!r} holds half of a surrogate pair ({value[error.start]!a}), as in a text that was cut within "
-                "a character. Take it out, or write the file anew from whole texts"
-            ) from error
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            check_text(name, location, name)
-            check_text(item, location, f"{key}.{name}" if key else name)
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            check_text(item, location, f"{key}[{number}]")
+    parts = [(key, value)]
+    while parts:  # not recursive: a value may be nested as deeply as Python reads it
+        key, value = parts.pop()
+        if isinstance(value, str):
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise location.error(
+                    f"key {key!r} holds half of a surrogate pair ({value[error.start]!a}), as in a text that was cut within "
+                    "a character. Take it out, or write the file anew from whole texts"
+                ) from error
+        elif isinstance(value, dict):
+            for name, item in reversed(value.items()):
+                parts += [(f"{key}.{name}" if key else name, item), (name, name)]
+        elif isinstance(value, list):
+            parts += [(f"{key}[{number}]", item) for number, item in reversed(list(enumerate(value)))]
 
 
 def checked_path(path: str | pathlib.Path) -> pathlib.Path:
@@ -152,8 +153,9 @@ def _parse(content: bytes, start: RowLocation, hint: str) -> Any:
         raise location.error(f"not JSON ({error.msg}, column {error.colno}). {hint}") from error
     except _RepeatedKeyError as error:
         raise start.error(f"key {error} occurs twice in one object. Keep one of the two") from error
-    except RecursionError as error:
-        raise start.error(f"not JSON (nested too deeply). {hint}") from error
+    except (ValueError, RecursionError) as error:  # ValueError: of a number with more than 4,300 digits
+        reason = error if isinstance(error, ValueError) else "nested too deeply"
+        raise start.error(f"not JSON ({reason}). {hint}") from error
 
 
 class _RepeatedKeyError(ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 import unicodedata
 
@@ -44,11 +45,12 @@ def split_thoughts(text: str, *names: str) -> tuple[str, str]:
         start, inside = tag.end(), not closes
     (thoughts if inside else said).append((start, len(text)))
     thought = " ".join(tags.sub(" ", text[begin:end]).strip() for begin, end in thoughts).strip()
-    blanked, at = "", 0
+    blanked: list[str] = []
+    at = 0
     for begin, end in said:
-        blanked += " " * (begin - at) + text[begin:end]
+        blanked += [" " * (begin - at), text[begin:end]]
         at = end
-    return thought, blanked + " " * (len(text) - at)
+    return thought, "".join(blanked) + " " * (len(text) - at)
 
 
 # A URL, which stays; or an absolute path, or one of a home directory, whose last part stays.
@@ -74,6 +76,68 @@ def one_line(passage: Passage) -> str:
     """Title and text on one line, without the title if the text contains it."""
     text = " ".join(passage.text.split())
     return text if passage.title in text else f"{passage.title}: {text}"
+
+
+# --- sentences ---------------------------------------------------------------------------------------------------------
+
+_NEAR = 80  # letters before a mark that are looked at
+_MARK = re.compile(r"(?<![.?!…])([.?!…]++)[\"'”’»)\]*]*+(?=\s|$)|[。！？]+[”’」』）]*")
+_NEXT = re.compile(r"[\s\"'“‘«(\[*]*(\w+)(\.?)")
+# Abbreviations (without their last full stop) before more of the same sentence; before a number alone; and before either.
+_INSIDE = re.compile(
+    "mrs?|ms|mx|dr|prof|mme|mlle|messrs|rev|hon|gen|col|lt|sgt|capt|cmdr|adm|maj|gov|sen|rep|pres|mt|vs?|cf|viz|approx|ca|feat"
+    r"|tr|lit|i\.e|e\.g"
+)
+_BEFORE_NUMBERS = re.compile("nos?|vols?|figs?|pp|eds|op|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec")
+_EITHER = re.compile("jr|sr|inc|ltd|co|corp|bros|st|dept|univ|assn|etc|al|ave|blvd|esq|est|intl")
+# Words that begin a sentence, and no name behind an abbreviation or an initial.
+_BEGINS = re.compile(
+    "The|This|That|These|Those|An?|Its?|He|She|They|We|You|I|His|Her|Their|Our|My|In|On|At|By|For|From|With|After|Before|During"
+    "|Since|Until|When|While|Where|Who|What|Which|Why|How|As|Although|Though|Because|But|And|Or|Nor|So|Yet|If|However|Then|There"
+    "|Here|Also|Both|Each|Some|Many|Most|Other|Several|All|No|Not|One|Two|Thus|Therefore|Hence|To|Is|Was|Are|Were|Did|Do|Does"
+    "|Later|Today|Meanwhile|Moreover|Furthermore|Additionally|Finally|First|Second|Next|Now|Let|Please|Note|Sources?|Yes"
+)
+_INITIALS = re.compile(r"[^\W\d_]|[^\W\d_]{1,3}(?:\.[^\W\d_]{1,3})+")
+
+
+def sentence_ends(text: str) -> list[int]:
+    """The positions behind the sentences of a text, before the space that follows: behind "wrote it." and "(in 1818)?".
+
+    By rules, for text in Latin letters and in Chinese or Japanese. A full stop ends no sentence after a title ("Dr. Lee"), nor
+    in a number of a list or of a thing ("No. 5"). After an initial or an abbreviation that may stand at an end ("J. Lee", "the
+    U.S. Army", "Smith Jr. ran") it ends one if the next word begins sentences ("in the U.S. He"), and not at the end of the
+    text, where the next word is missing. Line breaks are spaces.
+    """
+    return [match.end() for match in _MARK.finditer(text) if match[1] is None or _ends(text, match)]
+
+
+def _ends(text: str, match: re.Match[str]) -> bool:
+    """Whether a mark in a text ends a sentence."""
+    following = _NEXT.match(text, match.end())
+    word, dot = following.groups() if following else ("", "")
+    number = following is not None and word[0].isdigit() and "\n" not in following[0]
+    if match[1] != ".":
+        return not word[:1].islower()
+    near = text[max(match.start() - _NEAR, 0) : match.start()]
+    word_before = near.split()[-1] if near and not near[-1].isspace() else ""
+    before = word_before.lstrip("\"'“‘«([*_")
+    name = before.casefold()
+    _, line, at_line = near[: len(near) - len(word_before)].rpartition("\n")
+    if before.isdigit() and not at_line.strip() and (line or match.start() <= _NEAR):
+        return False  # the number of a list's entry
+    if (number and before.isalpha() and len(before) <= 4) or (not word and _BEFORE_NUMBERS.fullmatch(name)):
+        return False
+    if _INSIDE.fullmatch(name):
+        return False
+    if _INITIALS.fullmatch(name) or _EITHER.fullmatch(name):
+        return _BEGINS.fullmatch(word) is not None and not (len(word) == 1 and dot)  # "A." is one more initial
+    return True
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text (`sentence_ends`), without the space around them."""
+    ends = [0, *sentence_ends(text), len(text)]
+    return [sentence for start, end in itertools.pairwise(ends) if (sentence := text[start:end].strip())]
 
 
 # --- comparing texts ---------------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import collections
 import copy
 import functools
 import inspect
@@ -9,7 +11,9 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,8 +25,13 @@ from routerl_jax.core.types import Message
 
 ReplyRole = Literal["user", "tool"]
 
-# Number of texts whose ids are cached: agents check that a text fits before they feed it, and samples share prompts.
-_REMEMBERED = 1024
+# Bytes of texts and ids that are cached: agents check that a text fits before they feed it, and samples share prompts.
+_REMEMBERED = 64 << 20
+# Letters of the longest text that is encoded, as encoding takes some 170 bytes of memory a letter. No context holds more.
+_MOST_LETTERS = 4 << 20
+# Of a text with more letters a token than this, a beginning is encoded first. It has this many tokens more than are asked for,
+# because its last ones may be others than in the whole text.
+_LETTERS, _MARGIN = 8, 64
 # The date for chat templates that write one (Llama 3's): Llama 3.1's own default. A prompt must not change overnight.
 _DATE = "26 Jul 2024"
 # Files of which transformers makes a tokenizer.
@@ -46,6 +55,20 @@ _PIECES = (
 _NO_TURNS = "this tokenizer's chat template does not write one turn after the other; continue with text"
 
 
+class DoesNotFit(ValueError):
+    """A conversation has no room for the tokens fed to it, or for a turn; or a text is longer than any conversation.
+
+    The driver ends such an episode there, without an answer (`truncated`), and continues the others. An agent may catch this
+    error, or check `Conversation.room` first.
+    """
+
+
+def check_length(text: str) -> None:
+    """Raises DoesNotFit for a text that is longer than any context."""
+    if len(text) > _MOST_LETTERS:
+        raise DoesNotFit(f"a text of {len(text):,} letters is too long to be encoded ({text[:40]!r} ..): shorten it")
+
+
 class Tokenizer:
     """Wraps a Hugging Face fast tokenizer.
 
@@ -63,8 +86,8 @@ class Tokenizer:
         self._backend.no_padding()  # some files (MiniLM's) switch on padding and truncation
         self._backend.no_truncation()
         self._inner = _without_spaces(self._backend)  # for texts that go on after others
-        self._ids = functools.lru_cache(_REMEMBERED)(self._encode)
-        self._begun = functools.lru_cache(_REMEMBERED)(lambda text: _fast(self._backend, text))
+        self._ids = _Remembered(self._encode)
+        self._begun = _Remembered(lambda text: _fast(self._backend, text))
         self._prepared: dict[str, tuple[int, ...]] = {}
 
     @classmethod
@@ -146,19 +169,28 @@ class Tokenizer:
         path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` after an earlier one. Special tokens in the text are recognised, and none are added."""
-        return list(self._ids(text))
+        """Ids of `text` after an earlier one. Special tokens in the text are recognised, and none are added.
+
+        Raises:
+          DoesNotFit: the text has more than four million letters; so do the other methods that encode.
+        """
+        return self._ids(text)
 
     def begin(self, text: str) -> list[int]:
         """Ids of a text that is the beginning, without special tokens: SentencePiece's tokenizers put a space before it."""
         if self._inner is self._backend:
             return self.encode(text)
-        return list(self._begun(text))
+        return self._begun(text)
+
+    def exceeds(self, text: str, tokens: int) -> bool:
+        """Whether a long text surely has more than this number of tokens. Only a beginning of it is encoded. For a text that
+        is as short as one with so many tokens may be, it is False without a look."""
+        return len(text) > _MOST_LETTERS or _head(self._inner, text, tokens) is not text
 
     def prepare(self, texts: Iterable[str]) -> None:
         """Encodes texts together, on all cores, so that `encode` has them at once. What it was not asked for until the next
         call of `prepare` is forgotten."""
-        distinct = list(dict.fromkeys(texts))
+        distinct = [text for text in dict.fromkeys(texts) if len(text) <= _MOST_LETTERS]
         encodings = self._inner.encode_batch_fast(distinct, add_special_tokens=False)
         self._prepared = {text: tuple(encoding.ids) for text, encoding in zip(distinct, encodings, strict=True)}
 
@@ -223,6 +255,7 @@ class Tokenizer:
 
     def encode_for_model(self, text: str, max_length: int) -> list[int]:
         """Ids with the special tokens that an encoder was trained with ([CLS] ... [SEP]), at most `max_length` of them."""
+        text = _head(self._backend, text[:_MOST_LETTERS], max_length)
         ids = self._backend.encode(text, add_special_tokens=True).ids
         if len(ids) <= max_length:
             return ids
@@ -238,6 +271,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] = (),
         continue_final: bool = False,
         settings: Mapping[str, Any] | None = None,
+        most: int | None = None,
     ) -> list[int]:
         """Ids of a chat rendered with the model's template, ready for the assistant to continue.
 
@@ -246,8 +280,10 @@ class Tokenizer:
           tools: JSON schemas of functions that the assistant may call, for templates that show tools.
           continue_final: the assistant continues the last message, which is its own.
           settings: further variables of the template (`enable_thinking`, ..).
+          most: of a chat that surely has more tokens, only a beginning is encoded, and the error follows.
 
         Raises:
+          DoesNotFit: the chat surely has more than `most` tokens.
           ValueError: there is no template, the last message can't be continued, or a name in `settings` is reserved.
         """
         mappings = [
@@ -260,6 +296,8 @@ class Tokenizer:
             )
         else:
             text = self.render(mappings, tools, settings=settings)
+        if most is not None and self.exceeds(text, most):
+            raise DoesNotFit(f"a chat of {len(text):,} letters has more than {most:,} tokens")
         return self.begin(text)
 
     def render(
@@ -450,6 +488,51 @@ class Tokenizer:
             lifts_added(added[i].content) if i in added else (b"" if piece is None else lift(piece))
             for i, piece in enumerate(pieces)
         ]
+
+
+class _Remembered:
+    """Encodes texts, and remembers the ids of the latest ones, in `_REMEMBERED` bytes. Safe to use from several threads."""
+
+    def __init__(self, encode: Callable[[str], Iterable[int]]) -> None:
+        self._encode = encode
+        self._ids: collections.OrderedDict[str, array.array[int]] = collections.OrderedDict()
+        self._bytes, self._lock = 0, threading.Lock()
+
+    def __call__(self, text: str) -> list[int]:
+        with self._lock:
+            ids = self._ids.get(text)
+            if ids is not None:
+                self._ids.move_to_end(text)
+        if ids is None:
+            check_length(text)
+            ids = array.array("i", self._encode(text))
+            self._remember(text, ids)
+        return ids.tolist()
+
+    def _remember(self, text: str, ids: array.array[int]) -> None:
+        size = _size(text, ids)
+        if size > _REMEMBERED // 2:  # it would drive out all others
+            return
+        with self._lock:
+            if text not in self._ids:
+                self._ids[text] = ids
+                self._bytes += size
+            while self._bytes > _REMEMBERED:
+                self._bytes -= _size(*self._ids.popitem(last=False))
+
+
+def _size(text: str, ids: array.array[int]) -> int:
+    return sys.getsizeof(text) + sys.getsizeof(ids)
+
+
+def _head(backend: Any, text: str, tokens: int) -> str:
+    """The text itself; or, if that surely has more than this number of tokens, a beginning of it that has more, too."""
+    letters = _LETTERS * max(tokens, 0) + 1024
+    while letters < len(text):
+        if len(_fast(backend, text[:letters])) > tokens + _MARGIN:
+            return text[:letters]
+        letters *= 2
+    return text
 
 
 def _fast(backend: Any, text: str) -> tuple[int, ...]:

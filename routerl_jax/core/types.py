@@ -317,6 +317,11 @@ class Verdict:
     kept: bool = False
     said: str = ""
 
+    @property
+    def given(self) -> bool:
+        """Whether nothing is missing: the judge said right or wrong, or there was no answer to judge."""
+        return self.kind not in ("failed", "unreadable")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failure:
@@ -338,7 +343,9 @@ class Usage:
     Attributes:
       replies: number of replies.
       kept: how many of them came from a cache.
-      prompt_tokens, tokens: tokens read and written, as the endpoint counts them.
+      retries: requests that were sent again, because they failed or their reply was of no use.
+      prompt_tokens, tokens: tokens read and written, as the endpoint counts them. What was written behind the end of a turn
+        is not counted (but costs).
       seconds: sum of the waiting times for replies, without waits for a rate limit.
       cost: in the currency of the configured price.
     """
@@ -349,6 +356,7 @@ class Usage:
     tokens: int = 0
     seconds: float = 0.0
     cost: float = 0.0
+    retries: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         fields = (field.name for field in dataclasses.fields(self))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from routerl_jax.core.ledger import Ledger
-from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tokenizer import DoesNotFit, Tokenizer
 from routerl_jax.core.types import Failure, StopReason, Usage
 from routerl_jax.engine.sampling import GREEDY, Sampling
 from routerl_jax.models.image_tokens import PictureReader
@@ -96,14 +96,6 @@ class EngineStats:
     decode_slots: int = 0
     decode_passes: int = 0  # steps of every row; decoded_tokens / decode_passes is 1 without drafts, and more with them
     evictions: int = 0
-
-
-class DoesNotFit(ValueError):
-    """A conversation has no room for the tokens fed to it, or for a turn.
-
-    The driver ends such an episode there, without an answer (`truncated`), and continues the others. An agent may catch this
-    error, or check `Conversation.room` first.
-    """
 
 
 class PromptTooLong(DoesNotFit):

@@ -178,12 +178,7 @@ def decode(
       routes: also return the experts of each token that is read.
     """
     model: Decoder = nnx.merge(graph, params)
-    sliced = None
-    if layers is None:
-        # A device with several key heads wants these in another layout than the stack's. If they are sliced in the loop, XLA
-        # copies the whole stack at every layer of every step (14B on v5e: 3.3 times the bytes of weights and cache).
-        stacks = {name: getattr(model.blocks, name)[...] for name in ("k", "v")}
-        sliced = {name: [stack[i] for i in range(len(stack))] for name, stack in stacks.items()}
+    cut = model.layer_weights() if layers is None else None
     shards, active = inputs.rows.shape
     batch = shards * active
 
@@ -227,7 +222,7 @@ def decode(
             segment.attend(counts if drafts else state["step"], alive),
             state["cached"],
             unroll=True,
-            layers=layers or model.layer_weights(sliced),
+            layers=layers or model.layer_weights(cut),
             shared=segment.shared,
             mesh=mesh,
         )

@@ -3,6 +3,8 @@ questions; or reads attempts that another program recorded, in the same manner a
 
 from __future__ import annotations
 
+import base64
+import json
 import pathlib
 import zlib
 from collections.abc import Mapping, Sequence
@@ -13,6 +15,8 @@ import numpy as np
 from routerl_jax.agents.agent import Agent, SearchTool
 from routerl_jax.agents.driver import run
 from routerl_jax.core.config import naming, override
+from routerl_jax.core.files import Journal, read_json_lines
+from routerl_jax.core.safe_pickle import dumps, loads
 from routerl_jax.core.types import Episode, Example, Passage, Query, Verdict
 from routerl_jax.data.rounds import read_rounds
 from routerl_jax.engine.policy import Policy
@@ -23,6 +27,7 @@ from routerl_jax.knowledge.base import query_text
 from routerl_jax.parallel import multihost
 from routerl_jax.recipes.recipe import RECIPES, AgentConfig
 from routerl_jax.rewards.terms import Judge, RewardFunction, counts
+from routerl_jax.services import faults
 
 
 def score(
@@ -37,16 +42,19 @@ def score(
     seed: int = 0,
     progress: str = "",
     judge: Judge | None = None,
+    unfinished: Unfinished | None = None,
 ) -> tuple[dict[str, Any], list[Episode]]:
     """Runs an agent once on every example, greedily by default. Returns metrics and episodes.
 
     Args:
+      unfinished: keeps every episode as it ends. Examples of which it has one are not run again.
       tool_timeout: seconds after which a search counts as failed. Use that of training, or results differ from it.
       judge: if given, it is asked about every answer, and its metrics are added.
     """
+    known = unfinished.episodes if unfinished is not None else {}
     episodes = run(
         agent,
-        examples,
+        [example for example in examples if example.id not in known],
         engine,
         tools,
         samples=1,
@@ -54,7 +62,11 @@ def score(
         sampling=sampling,
         tool_timeout=tool_timeout,
         progress=progress,
+        finished=unfinished.add if unfinished is not None else None,
     )
+    if known:
+        of_id = known | {episode.example.id: episode for episode in episodes}
+        episodes = [of_id[example.id] for example in examples]
     if judge is not None:
         for episode, verdict in zip(episodes, judge(episodes), strict=True):
             episode.verdict = verdict
@@ -70,20 +82,70 @@ def score_all(
     *,
     progress: bool = True,
     records: pathlib.Path | None = None,
+    unfinished: Mapping[str, Unfinished] | None = None,
     **options: Any,
 ) -> dict[str, dict[str, Any]]:
     """Metrics of several agents with one policy on the same questions, by name. Episodes go to `records`/NAME.jsonl.
 
     Args:
+      unfinished: for each agent, what keeps its episodes as they end, see `score`.
       options: further arguments of `score`.
     """
     table = {}
     for name, agent in agents.items():
-        description = f"evaluating {name}" if progress else ""
-        table[name], episodes = score(agent, examples, engine, tools, normalizer, progress=description, **options)
+        options |= {"progress": f"evaluating {name}" if progress else "", "unfinished": (unfinished or {}).get(name)}
+        table[name], episodes = score(agent, examples, engine, tools, normalizer, **options)
         if records is not None and multihost.is_main():
             write_records(records / f"{name}.jsonl", episodes)
     return table
+
+
+class Unfinished:
+    """The episodes of an agent that a killed evaluation had finished, whole, in a file. `close` it when all is done.
+
+    An episode in which the policy failed in a way that says nothing about the question (faults.PASSING) is run again.
+
+    Args:
+      asked: the settings of the episodes, JSON-serialisable.
+
+    Attributes:
+      episodes: by the ids of their examples.
+
+    Raises:
+      ValueError: the file has episodes of other settings (names the key), or is damaged.
+    """
+
+    def __init__(self, path: pathlib.Path, asked: Mapping[str, Any]) -> None:
+        self._path, self._asked = path, json.loads(json.dumps(asked))
+        self._journal: Journal | None = None
+        self._complete = True
+        self.episodes: dict[str, Episode] = {}
+        for number, record in enumerate(read_json_lines(path) if path.is_file() else (), 1):
+            with naming(f"{path}, line {number}: give another --output, or remove the file"):
+                before = record.get("asked", {})
+                if differing := [key for key, value in self._asked.items() if before.get(key) != value]:
+                    key = differing[0]
+                    raise ValueError(f"an episode of {key} {before.get(key)!r}, and now it is {self._asked[key]!r}")
+                episode: Episode = loads(base64.b64decode(record.get("episode", "")))
+            if not _passing(episode):
+                self.episodes[episode.example.id] = episode
+
+    def add(self, episode: Episode) -> None:
+        """Keeps an episode."""
+        self._complete = self._complete and not _passing(episode)
+        self._journal = self._journal or Journal(self._path)
+        self._journal.append({"asked": self._asked, "episode": base64.b64encode(dumps(episode)).decode()})
+
+    def close(self) -> None:
+        """Removes the file, unless the next call should run some of the added episodes again."""
+        if self._journal is not None:
+            self._journal.close()
+        if self._complete:
+            self._path.unlink(missing_ok=True)
+
+
+def _passing(episode: Episode) -> bool:
+    return episode.failure is not None and episode.failure.kind in faults.PASSING
 
 
 class RandomQueryTool:

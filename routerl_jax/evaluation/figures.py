@@ -29,7 +29,7 @@ def training_figures(rows: Sequence[dict[str, Any]], directory: pathlib.Path, kn
 def comparison_figure(table: Mapping[str, Mapping[str, Any]], path: pathlib.Path, metric: str = "em") -> None:
     """Writes a bar chart per agent of an answer metric with its interval, and of searches per question."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    names = list(table)
+    names = [name for name in table if table[name].get("n_answered", 1)]  # those with any reply of the policy
     figure, (quality, searches) = _axes(2, 5.0)
     means = [table[name][metric] for name in names]
     errors = [

@@ -28,6 +28,8 @@ ANSWER = (
 _AGREEMENT = ("em", "cover_em")  # those that are compared with the judge's verdicts
 JUDGE = "judge"  # mean of the judge's verdicts, if there are any
 RETRIEVAL = ("recall", "ndcg", "recall_at_first")  # metrics of gold passages (rewards.retrieval), if some are known
+MOST_FAILED = 0.05  # default of the greatest share of failures with which numbers are compared
+ANSWERED = "_answered"  # end of the name of a score of the questions with a reply alone
 _BEHAVIOUR = (
     "searches_per_question",
     "searched_rate",
@@ -47,16 +49,22 @@ def summarize(
     normalizer: str = "search_r1",
     tools: Collection[str] | None = None,
     budget: int | None = None,
+    seeds: int = 1,
 ) -> dict[str, Any]:
     """Metrics of finished episodes: `averages` with intervals, and `knowledge_base_shares`.
 
     Args:
       budget: searches that the agent may make on a question (Agent.search_budget).
+      seeds: number of attempts at every question. The episodes are all questions of the first seed, then of the next one.
 
     Returns:
       The entries of `averages`, and:
 
-      - the intervals of `ANSWER`, `em_interval` and so on (95 %, bootstrap), and `judge_interval` if verdicts count;
+      - the intervals of `ANSWER`, `em_interval` and so on (95 %, scoring.bootstrap_intervals), and `judge_interval` if verdicts
+        count;
+      - `n_answered`, the number of episodes in which every request to the policy had a reply (`Episode.failure` is None), and,
+        if a judge was asked, `n_judged`, the number of these whose verdict is not missing (`Verdict.given`). If they are fewer
+        than `n`, also the scores of these alone: `em_answered`, `em_answered_interval`, .., `judge_answered`, ..;
       - `kb_share`, and the same as `mode_usage`, which is RouteRAG's name for it;
       - `breakdown`: shares of all questions, `correct_with_search`, `correct_without_search`, `wrong_with_search` and
         `wrong_without_search`, by EM;
@@ -67,26 +75,76 @@ def summarize(
       ValueError: there are no episodes.
     """
     scores = answer_scores(episodes, normalizer)
-    intervals = bootstrap_intervals(scores)
     share = knowledge_base_shares(episodes)
-    counted = [e.verdict.counts for e in episodes if e.verdict is not None and e.verdict.counts is not None]
-    of_judge = bootstrap_intervals(np.asarray(counted)[:, None])[:, 0].tolist() if counted else []
     by: dict[str, dict[str, dict[str, Any]]] = {}
     for key, values in by_group([episode.example.metadata for episode in episodes]).items():
         for value, numbers in values.items():
-            means = _averages([episodes[i] for i in numbers], scores[numbers], tools, budget)
-            row = {"n": len(numbers), **{name: means[name] for name in _OF_GROUPS if name in means}}
+            group = [episodes[i] for i in numbers]
+            means = _averages(group, scores[numbers], tools, budget)
+            fewer = {name: count for name, count in _numbers(group).items() if count < len(group)}
+            row = {"n": len(group), **fewer, **{name: means[name] for name in _OF_GROUPS if name in means}}
             by.setdefault(key, {})[value] = row
     return {
         **_averages(episodes, scores, tools, budget),
-        **{f"{name}_interval": intervals[:, i].tolist() for i, name in enumerate(ANSWER)},
-        **({f"{JUDGE}_interval": of_judge} if counted else {}),
+        **_spread(episodes, scores, seeds),
+        **_numbers(episodes),
         "kb_share": share,
         "mode_usage": share,
         "breakdown": breakdown(scores[:, 0] == 1, np.asarray([bool(episode.calls) for episode in episodes])),
         "n": len(episodes),
         **({"by": by} if by else {}),
     }
+
+
+def answered(row: Mapping[str, Any], metric: str) -> tuple[int, int]:
+    """Of how many of its questions a row of `summarize` has what a metric takes: a reply of the policy and, for `judge`, a
+    verdict. Returns this number, and that of all questions."""
+    return row.get("n_judged" if metric == JUDGE else "n_answered", row["n"]), row["n"]
+
+
+def too_few_answered(row: Mapping[str, Any], metric: str, most_failed: float) -> bool:
+    """Whether more than a share of a row's questions lacks what a metric takes (`answered`)."""
+    count, asked = answered(row, metric)
+    return asked - count > round(most_failed * asked, 6)
+
+
+def verdicts_that_count(episodes: Sequence[Episode]) -> Float[np.ndarray, " N"]:
+    """What each episode's verdict counts; nan if it does not count, or if there is none."""
+    verdicts = [None if episode.verdict is None else episode.verdict.counts for episode in episodes]
+    return np.asarray([np.nan if counts is None else counts for counts in verdicts])
+
+
+def _replied(episodes: Sequence[Episode]) -> tuple[Bool[np.ndarray, " N"], Bool[np.ndarray, " N"]]:
+    """Which episodes have the policy's replies, and which of these a verdict, too."""
+    replied = np.asarray([episode.failure is None for episode in episodes])
+    found = [episode.verdict is not None and episode.verdict.given for episode in episodes]
+    return replied, replied & np.asarray(found)
+
+
+def _numbers(episodes: Sequence[Episode]) -> dict[str, int]:
+    replied, judged = _replied(episodes)
+    asked = any(episode.verdict is not None for episode in episodes)
+    return {"n_answered": int(replied.sum()), **({"n_judged": int(judged.sum())} if asked else {})}
+
+
+def _spread(episodes: Sequence[Episode], scores: Float[np.ndarray, "N M"], seeds: int) -> dict[str, Any]:
+    """The intervals of all scores; and the scores of the episodes with a reply (and a verdict), if these are fewer."""
+    names = (*ANSWER, JUDGE)
+    table = np.column_stack([scores, verdicts_that_count(episodes)])
+    replied, judged = _replied(episodes)
+    counted = np.column_stack([*[replied] * len(ANSWER), judged])
+    alone = np.where(counted, table, np.nan)
+    columns = np.concatenate([table, alone], axis=1).reshape(seeds, -1, 2 * len(names))
+    low, high = bootstrap_intervals(columns)
+    found: dict[str, Any] = {}
+    for i, name in enumerate(names):
+        if not np.isnan(table[:, i]).all():
+            found[f"{name}_interval"] = [float(low[i]), float(high[i])]
+        j = len(names) + i
+        if not np.isnan(alone[:, i]).all() and not counted[:, i].all():
+            found[f"{name}{ANSWERED}"] = float(np.nanmean(alone[:, i]))
+            found[f"{name}{ANSWERED}_interval"] = [float(low[j]), float(high[j])]
+    return found
 
 
 def group_fields(metadata: Mapping[str, Any]) -> dict[str, str | list[str]]:
@@ -166,8 +224,10 @@ def averages(
       - For golden steps (data.trajectories): `em/route`, `em/answer` and `em/final`, for sub-questions, answers to them and
         final answers. `em` covers all three.
       - For a chat model behind an endpoint: `policy_failed_rate` (the policy gave no reply, and the episode ended unanswered),
-        `policy_failed/KIND` for each kind of failure, and per question `prompt_tokens_per_question`,
-        `policy_seconds_per_question` and `money_per_question`.
+        `policy_failed/KIND` for each kind of failure, and per question `policy_retries_per_question` (requests that were sent
+        again), `prompt_tokens_per_question`, `policy_seconds_per_question` and `money_per_question`.
+      - If an agent extracts its answers from free text by rules (`extras.baselines`): `answer_rule/RULE`, the share of
+        questions whose answer this rule found.
       - If a judge was asked: `judge` (mean of the verdicts that count; absent if none does); the shares `judge/asked` (there is
         an answer), `judge/right`, `judge/unreadable`, `judge/failed` and `judge/from_cache`; and among answers found right or
         wrong, `judge/em_agreement` and `judge/cover_em_agreement`, the shares for which these metrics agree; and
@@ -231,7 +291,7 @@ def _averages(
         "retrieval_cost": sum(call.cost for call in calls) / len(episodes),
     }
     result |= _of_answerable(episodes, scores) | _endpoint(episodes)
-    result |= _judged(episodes, scores) | _retrieved(episodes)
+    result |= _judged(episodes, scores) | _retrieved(episodes) | _answer_rules(episodes)
     kinds = [step.kind if (step := golden_step(episode.example)) else "" for episode in episodes]
     for kind in sorted(set(kinds) - {""}):
         result[f"em/{kind}"] = float(scores[[k == kind for k in kinds], 0].mean())
@@ -283,10 +343,22 @@ def _endpoint(episodes: Sequence[Episode]) -> dict[str, float]:
     return {
         "policy_failed_rate": kinds.total() / count,
         **{f"policy_failed/{kind}": number / count for kind, number in sorted(kinds.items())},
+        "policy_retries_per_question": sum(usage.retries for usage in used) / count,
         "prompt_tokens_per_question": sum(usage.prompt_tokens for usage in used) / count,
         "policy_seconds_per_question": sum(usage.seconds for usage in used) / count,
         "money_per_question": sum(usage.cost for usage in used) / count,
     }
+
+
+def _answer_rules(episodes: Sequence[Episode]) -> dict[str, float]:
+    """The share of questions whose answer each rule found (`Turn.info["answer_rule"]`); {} without such rules."""
+    rules = (
+        [turn.info["answer_rule"] for turn in episode.turns if "answer_rule" in turn.info]
+        for episode in episodes
+        if episode.answer is not None
+    )
+    counts = collections.Counter(str(found[-1]) for found in rules if found)
+    return {f"answer_rule/{rule}": number / len(episodes) for rule, number in sorted(counts.items())}
 
 
 def _retrieved(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from routerl_jax.rewards.metrics import exact_match
+from routerl_jax.rewards.scoring import bootstrap_intervals
 
 _RESAMPLES = 2000  # of intervals
 _P_RESAMPLES = 99_999  # of p, which is thus at least 1e-5
@@ -64,7 +65,8 @@ def compare_seeds(
 
     Returns:
       - `em_difference` with `em_difference_interval`: 95 %, paired bootstrap over the questions and, if there are several, over
-        the runs. With few runs that differ, it is wide, as it should be.
+        the runs. With few runs that differ, it is wide, as it should be. If every question has the same difference in all runs,
+        it is the score interval of `bootstrap_intervals`.
       - `em_difference_by_run`, and `mcnemar_p_by_run`: for each run, exact and two-sided, the p of the hypothesis that each
         agent is equally likely to be the only one to answer a question.
       - `mcnemar_p`: of the worst run, which is the largest; 1 if runs differ in opposite directions.
@@ -98,6 +100,8 @@ def compare_seeds(
     drawn = np.asarray([resample() for _ in range(_RESAMPLES)])
     em, cost = _statistics(values.mean(axis=0))
     low, high = np.nanquantile(drawn, (0.025, 0.975), axis=0)
+    if not np.ptp(ours - theirs):  # all resamples are equal
+        low[0], high[0] = bootstrap_intervals((ours - theirs)[..., None], differences=True)[:, 0]
     chances = [_mcnemar(int((row > 0).sum()), int((row < 0).sum())) for row in gained]
     of_runs = gained.mean(axis=1)
     return {
@@ -114,26 +118,28 @@ def compare_seeds(
     }
 
 
-def compare_scores(ours: Float[np.ndarray, " N"], theirs: Float[np.ndarray, " N"]) -> dict[str, float | list[float]]:
-    """How a metric of one agent differs from that of another on the same questions.
+def compare_scores(
+    ours: Float[np.ndarray, "*S N"], theirs: Float[np.ndarray, "*S N"]
+) -> dict[str, float | list[float]]:
+    """How a metric of one agent differs from that of another on the same questions, with one attempt each or one of each seed.
 
     Returns:
-      `difference` of the means with its `interval` (95 %, paired bootstrap over the questions), and the two-sided `p` of the
-      hypothesis that the two scores on each question are exchangeable. It comes from the exact sign test (McNemar's) if all
-      scores are 0 or 1, else from random sign flips (scipy.stats.permutation_test, samples permuted).
+      `difference` of the means with its `interval` (95 %, `bootstrap_intervals`), and the two-sided `p` of the hypothesis that
+      the two scores on each question (with several seeds their means) are exchangeable. It comes from the exact sign test
+      (McNemar's) if all of these are 0 or 1, else from random sign flips (scipy.stats.permutation_test, samples permuted).
 
     Raises:
       ValueError: the numbers of scores differ, or are 0.
     """
-    if len(ours) != len(theirs) or not len(ours):
-        raise ValueError(f"{len(ours)} and {len(theirs)} scores can't be paired")
-    differences = np.asarray(ours, float) - np.asarray(theirs, float)
-    rng, count = np.random.default_rng(0), len(differences)
-    means = rng.multinomial(count, np.full(count, 1 / count), size=_RESAMPLES) @ differences / count
+    if np.shape(ours) != np.shape(theirs) or not np.size(ours):
+        raise ValueError(f"{np.shape(ours)[-1]} and {np.shape(theirs)[-1]} scores can't be paired")
+    ours, theirs = (np.asarray(scores, float).reshape(-1, np.shape(scores)[-1]) for scores in (ours, theirs))
+    differences = ours - theirs
+    means = [scores.mean(axis=0) for scores in (ours, theirs)]
     return {
         "difference": float(differences.mean()),
-        "interval": np.quantile(means, (0.025, 0.975)).tolist(),
-        "p": _p_value(differences, bool(np.isin([ours, theirs], (0.0, 1.0)).all())),
+        "interval": bootstrap_intervals(differences[..., None], differences=True)[:, 0].tolist(),
+        "p": _p_value(means[0] - means[1], bool(np.isin(means, (0.0, 1.0)).all())),
     }
 
 

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from routerl_jax.core.console import open_console
+from routerl_jax.evaluation.metrics import ANSWER, JUDGE, answered
 
 EM = ("em",)
 
@@ -31,6 +32,13 @@ _COLUMNS = (
     ("policy_failed_rate", "no reply %", 100, 1),
     ("money_per_question", "money", 1, 5),
 )
+# what an answer without a verdict counts, by config.judge.failed
+_JUDGED = {
+    "zero": "An answer without a verdict counts as wrong for the judge (config.judge.failed='zero').",
+    "em": "Where a verdict is missing, exact match decides (config.judge.failed='em').",
+    "leave_out": "Answers without a verdict are left out of the judge's means (config.judge.failed='leave_out').",
+    "refuse": "The judge gave a verdict on every answer (config.judge.failed='refuse').",
+}
 _HEADLINE_ONLY = ("substring_em", "f1_recall", "anls")
 _TITLES = {
     "warm_start": "before RL",
@@ -55,6 +63,35 @@ def heading(metric: str) -> str:
     return next(text for key, text, _, _ in _COLUMNS if key == metric)
 
 
+def score_text(row: Mapping[str, Any], metric: str, *, interval: bool = True) -> str:
+    """An answer metric of a row of `metrics.summarize` in percent: "20.0 (5.0-40.0), 16 of 20" if 4 of its 20 questions have no
+    reply or no verdict (`metrics.answered`). It is "-" instead of a number if none has, or if there is no number."""
+    count, asked = answered(row, metric)
+    value, ends = (row.get(metric), row.get(f"{metric}_interval")) if count else (None, None)
+    text = "-" if value is None else f"{100 * value:.1f}"
+    if interval and ends:
+        text += f" ({100 * ends[0]:.1f}-{100 * ends[1]:.1f})"
+    return text if count == asked else f"{text}, {count} of {asked}"
+
+
+def marks_text(table: Mapping[str, Mapping[str, Any]], failed: str = "") -> str:
+    """The meaning of "n of N" in cells, if there are any, and of missing verdicts, if there was a judge; else "".
+
+    Args:
+      failed: config.judge.failed; "" without a judge.
+    """
+    lacking = [
+        lack
+        for lack, metric in (("whole reply of the policy", EM[0]), ("verdict of the judge", JUDGE))
+        if any(count < asked for count, asked in (answered(row, metric) for row in table.values()))
+    ]
+    marks = f'"n of N": n of N questions have a {" and a ".join(lacking)}. ' if lacking else ""
+    silent = (
+        "A question without a whole reply counts as wrong. " if lacking[:1] == ["whole reply of the policy"] else ""
+    )
+    return f"{marks}{silent}{_JUDGED.get(failed, '')}".strip()
+
+
 def rows(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -> tuple[list[str], list[list[str]]]:
     """Headings and cells. The headline metrics come first, with their 95 % intervals. Substring EM, F1-Recall and ANLS
     are shown only if they are among these."""
@@ -74,11 +111,10 @@ def rows(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -
         row = [title(agent)]
         for key, _, scale, digits in columns:
             value = metrics.get(key)
-            text = "-" if value is None else f"{value * scale:.{digits}f}"
-            if key in headline and f"{key}_interval" in metrics:
-                low, high = metrics[f"{key}_interval"]
-                text += f" ({low * 100:.1f}-{high * 100:.1f})"
-            row.append(text)
+            if key in (*ANSWER, JUDGE):
+                row.append(score_text(metrics, key, interval=key in headline))
+            else:
+                row.append("-" if value is None else f"{value * scale:.{digits}f}")
         cells.append([*row, str(metrics["n"])])
     return headings, cells
 
@@ -92,11 +128,13 @@ def grouped(table: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Mappi
     }
 
 
-def markdown(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM) -> str:
-    """The table in Markdown. `headline`: see `rows`."""
+def markdown(table: Mapping[str, Mapping[str, Any]], headline: Sequence[str] = EM, failed: str = "") -> str:
+    """The table in Markdown. `headline`: see `rows`; `failed`: see `marks_text`, which stands below."""
     headings, cells = rows(table, headline)
     lines = ["| " + " | ".join(headings) + " |", "|---" + "|---:" * (len(headings) - 1) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in cells]) + "\n"
+    lines += ["| " + " | ".join(row) + " |" for row in cells]
+    about = marks_text(table, failed)
+    return "\n".join([*lines, *(["", about] if about else [])]) + "\n"
 
 
 def print_table(
@@ -105,6 +143,8 @@ def print_table(
     """Prints the table, with `by` also that of groups, and the paths of the files. `headline`: see `rows`."""
     console = open_console()
     console.print(_rich_table("Held-out questions", table, headline))
+    if about := marks_text(table):
+        console.print(about)
     if by:
         console.print(_rich_table(f"By {by}", grouped(table, by), headline))
     console.print(f"results: {workdir / 'results.json'}   figures: {workdir / 'figures'}", soft_wrap=True)

@@ -122,9 +122,10 @@ def ending_parts(record: Mapping[str, Any], sheet: str | pathlib.Path | None = N
         parts.append(Text.assemble(("judge     ", "dim"), verdict["kind"], (f"  {reason}" if reason else "", "dim")))
     if usage := record.get("usage"):
         money = f", {usage['cost']:.5f} of money" if usage["cost"] else ""
+        again = f", {usage['retries']} sent again" if usage.get("retries") else ""
         usage_text = (
             f"{usage['replies']} repl{'y' if usage['replies'] == 1 else 'ies'}, "
-            f"{counted(usage['prompt_tokens'], 'token')} read, {usage['tokens']:,} written{money}"
+            f"{counted(usage['prompt_tokens'], 'token')} read, {usage['tokens']:,} written{again}{money}"
         )
         parts.append(Text.assemble(("took      ", "dim"), (usage_text, "dim")))
     if record.get("rewards"):

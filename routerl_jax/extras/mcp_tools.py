@@ -5,24 +5,37 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import json
 import math
 import random
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 import httpx2
 
 from routerl_jax.core.background import gather_bounded, shared_loop
 from routerl_jax.core.packages import needs
+from routerl_jax.core.secrets import masked, remember, suspicion
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Passage, Query, ToolSchema
 from routerl_jax.knowledge.base import Counts, StageCounts, TimedResults, is_blank, query_image, query_text
 from routerl_jax.knowledge.client.schema import TEXT_KEYS, Documents, document_passage, passage_of
 from routerl_jax.knowledge.client.transport import Retries, Unavailable
-from routerl_jax.services.http import ReplyError, bounded, error_of, may_pass, retry_after
+from routerl_jax.services.http import (
+    ACCEPTED,
+    ReplyError,
+    apart,
+    bounded,
+    check_values,
+    decompressed,
+    error_of,
+    may_pass,
+    parse_reply,
+    retry_after,
+)
 
 
 class McpTool:
@@ -74,6 +87,7 @@ class McpTool:
         self._server = server
         self._query_key, self._k_key, self._image_key = query_key, k_key, image_key
         self._arguments, self._env, self._token = dict(arguments or {}), dict(env or {}), token
+        remember(token, *(value for name, value in self._env.items() if suspicion(name, value)))
         self._timeout, self._concurrency = timeout, concurrency
         self._counts = StageCounts(uncached=("server",))
         self._documents = Documents(self._where, self._counts, _row_passage)
@@ -100,16 +114,19 @@ class McpTool:
           RuntimeError: the tool reports a failure; has its message.
         """
 
-        async def search_one(query: Query) -> tuple[list[Passage], float | None]:
+        async def search_one(query: Query) -> Any:
             if is_blank(query):
-                return [], 0.0
+                return None
             arguments = self._call_arguments(query, k)
-            result = await self._guarded(lambda client: client.call_tool(self.name, arguments))
-            return _passages(result, self.name, self._documents)[:k], _seconds(result)
+            return await self._guarded(lambda client: client.call_tool(self.name, arguments))
 
         self._counts.add("server", asked=len(queries))
         try:
-            answers = shared_loop().run(gather_bounded(search_one, queries, self._concurrency))
+            found = shared_loop().run(gather_bounded(search_one, queries, self._concurrency))
+            answers = [
+                ([], 0.0) if one is None else (_passages(one, self.name, self._documents)[:k], _seconds(one))
+                for one in found
+            ]
         except Exception:
             self._counts.add("server", failures=len(queries))
             raise
@@ -134,7 +151,7 @@ class McpTool:
 
     @property
     def _where(self) -> str:
-        return self._server if isinstance(self._server, str) else shlex.join(self._server)
+        return masked(self._server if isinstance(self._server, str) else shlex.join(self._server))
 
     def _call_arguments(self, query: Query, k: int) -> dict[str, Any]:
         arguments = {**self._arguments, self._query_key: query_text(query)}
@@ -179,7 +196,7 @@ class McpTool:
         try:
             return await session.race(ask)
         except MCPError as error:
-            if _LOST.search(str(error)):  # before the code, which servers use for other errors, too
+            if _LOST.search(str(error)[:_LONGEST_MESSAGE]):  # before the code, which servers use for other errors, too
                 self._retire(session)
                 raise _SessionLost(str(error)) from error
             if error.code == CONNECTION_CLOSED and not str(error).startswith("HTTP "):
@@ -219,6 +236,7 @@ class McpTool:
 
         if isinstance(self._server, str) and self._server.startswith(("http://", "https://")):
             headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+            headers["Accept-Encoding"] = ACCEPTED
             client = _PatientClient(headers=headers, timeout=httpx2.Timeout(self._timeout))
             client.refusals = self._refusals
             return streamable_http_client(self._server, http_client=client, max_sse_event_size=_MOST_BYTES)
@@ -230,6 +248,7 @@ class McpTool:
 
 _GRACE = 10  # seconds that a connection may take to close
 _MOST_BYTES = 64 << 20  # most bytes of a reply
+_LONGEST_MESSAGE = 4000  # characters of an error that are read
 # What servers say of a session that they do not know. The specification has 404; some give 400, or an error in a whole reply.
 _LOST = re.compile(
     r"(?i)^HTTP 4(04|10)\b|(not|n't) find( \w+)? session"
@@ -251,14 +270,18 @@ class _PatientClient(httpx2.AsyncClient):
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
         retries, rng = Retries(), random.Random()
+        stream = options.pop("stream", False)
         for attempt in range(retries.attempts):
-            reply = await super().send(request, **options)
+            reply = await super().send(request, stream=True, **options)
             whole = reply.headers.get("content-type", "").lower().startswith("application/json")
             if request.method != "POST" or 300 <= reply.status_code < 400 or (reply.is_success and not whole):
+                reply = _replaced(reply, stream=_Body(reply))
+                if not stream:
+                    await reply.aread()
                 return reply
             try:
-                body = await bounded(reply.aiter_bytes(), _MOST_BYTES)
-                said = _said(reply.status_code, body)
+                body = await bounded(reply.aiter_raw(), _MOST_BYTES, reply.headers.get("content-encoding", ""))
+                said = await apart(functools.partial(_said, reply.status_code, body), len(body))
             except ValueError as error:
                 body, said = b"", ReplyError(400, str(error))
             finally:
@@ -276,10 +299,14 @@ class _PatientClient(httpx2.AsyncClient):
 
 
 def _said(status: int, body: bytes) -> ReplyError | None:
-    """The error of a reply, if its status or its body says that there is one, other than the protocol's own under 200."""
+    """The error of a reply, if its status or its body says that there is one, other than the protocol's own under 200. Raises
+    ValueError for more JSON values than memory should be spent on."""
+    check_values(body)
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
+        value = parse_reply(body)
+    except ValueError:
+        if status < 300 and body.strip():
+            return ReplyError(502, f"the reply is not JSON: {body[:120].decode(errors='replace')!r}")
         value = None
     carried = None if status < 300 and isinstance(value, dict) and "jsonrpc" in value else error_of(value)
     if status < 300:
@@ -292,8 +319,8 @@ def _said(status: int, body: bytes) -> ReplyError | None:
 def _with_status(request: httpx2.Request, body: bytes, status: str, message: str) -> bytes:
     """A JSON-RPC error, in which the status stands before the message: the server's, or one that has its words."""
     error: dict[str, Any] = {"code": -32603, "message": message}
-    with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError):
-        own = json.loads(body)["error"]
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        own = parse_reply(body)["error"]
         error = {**own, "message": message} if isinstance(own["code"], int) and own["code"] < 0 else error
     error["message"] = status + message
     id = json.loads(request.content or b"{}").get("id")
@@ -301,10 +328,37 @@ def _with_status(request: httpx2.Request, body: bytes, status: str, message: str
 
 
 def _whole(reply: httpx2.Response, body: bytes) -> httpx2.Response:
-    dropped = ("content-encoding", "content-length", "transfer-encoding", "content-type")
+    whole = _replaced(reply, content=body)
+    whole.headers["content-type"] = "application/json"
+    return whole
+
+
+def _replaced(reply: httpx2.Response, **body: Any) -> httpx2.Response:
+    """The reply with another body, which is not compressed."""
+    dropped = ("content-encoding", "content-length", "transfer-encoding")
     headers = [(name, value) for name, value in reply.headers.multi_items() if name.lower() not in dropped]
-    headers.append(("content-type", "application/json"))
-    return httpx2.Response(reply.status_code, headers=headers, content=body, request=reply.request)
+    return httpx2.Response(reply.status_code, headers=headers, request=reply.request, **body)
+
+
+class _Body(httpx2.AsyncByteStream):
+    """A reply's body, decompressed: at most _MOST_BYTES of it, unless it is a stream of events, each of which has a limit."""
+
+    def __init__(self, reply: httpx2.Response) -> None:
+        self._reply, self._headers = reply, reply.headers
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size, events = 0, self._headers.get("content-type", "").lower().startswith("text/event-stream")
+        try:
+            async for piece in decompressed(self._reply.aiter_raw(), self._headers.get("content-encoding", "")):
+                size += len(piece)
+                if size > _MOST_BYTES and not events:
+                    raise ValueError(f"the reply is larger than {_MOST_BYTES} bytes")
+                yield piece
+        except ValueError as error:
+            raise httpx2.DecodingError(str(error), request=self._reply.request) from error
+
+    async def aclose(self) -> None:
+        await self._reply.aclose()
 
 
 class _Session:
@@ -401,7 +455,7 @@ def _passages(result: Any, tool: str, documents: Documents | None = None) -> lis
     rows = _rows(result.structured_content)
     if rows is None and len(blocks) == 1 and blocks[0].type == "text":
         with contextlib.suppress(ValueError):
-            rows = _rows(json.loads(blocks[0].text))
+            rows = _rows(parse_reply(blocks[0].text.encode("utf-8", "replace")))
     if rows is not None:
         (passages,) = documents([rows], len(rows))
         return passages

@@ -14,6 +14,7 @@ import yaml
 from routerl_jax.core.config import settings
 from routerl_jax.core.files import read_json
 from routerl_jax.core.packages import code_version
+from routerl_jax.core.secrets import masked
 from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from routerl_jax.training.config import TrainConfig
@@ -61,7 +62,8 @@ def write_card(
         "![Learning curves](curve.png)" if curve.is_file() else "",
         _settings(config),
     ]
-    (output / CARD).write_text("\n\n".join(part for part in parts if part) + "\n", encoding="utf-8")
+    text = masked("\n\n".join(part for part in parts if part))
+    (output / CARD).write_text(f"{text}\n", encoding="utf-8")
 
 
 def licence_of(base: str) -> str:

@@ -260,10 +260,12 @@ class KnowledgeBase(abc.ABC):
         """
         if isinstance(queries, str):
             raise ValueError(f"search takes a list of queries, got one string; write search([{queries!r}])")
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"k={k!r} must be a whole number of at least 1")
+        whole = isinstance(k, int) and not isinstance(k, bool)
+        shown = "a number of ten digits or more" if whole and abs(k) >= 10**9 else repr(k)  # 5,000 can't be printed
+        if not whole or k < 1:
+            raise ValueError(f"k={shown} must be a whole number of at least 1")
         if k > MOST_PASSAGES:
-            raise ValueError(f"k={k} is more than a search gives ({MOST_PASSAGES})")
+            raise ValueError(f"k={shown} is more than a search gives ({MOST_PASSAGES})")
         read = [checked_query(query, i, self.reads, self.name) for i, query in enumerate(queries)]
         filled = [i for i, query in enumerate(read) if not is_blank(query)]
         results: list[list[Passage]] = [[] for _ in queries]

@@ -26,6 +26,7 @@ from routerl_jax.core.files import write_atomic
 from routerl_jax.core.packages import code_version
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.registry import Registry
+from routerl_jax.core.secrets import masked
 from routerl_jax.core.text import markdown_cell, without_directories
 from routerl_jax.core.types import Passage
 from routerl_jax.knowledge.corpus import READING, Split, checked_passages, corpus_sha256, passages_sha256
@@ -580,4 +581,4 @@ def write_card(directory: str | pathlib.Path) -> None:
         *(["Settings that are not the defaults:", "", "```", *settings, "```", ""] if settings else []),
         *(["Passages are the corpus's: its licence is theirs."] if manifest.stored else []),
     ]
-    write_atomic(path / CARD, "\n".join(lines) + "\n")
+    write_atomic(path / CARD, masked("\n".join(lines)) + "\n")

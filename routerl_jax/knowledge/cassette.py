@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
+from routerl_jax.core.files import parse_json
 from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.base import TimedResults, as_read, query_key, query_text, timed_search
 
@@ -142,7 +143,7 @@ class Cassette:
                 os.truncate(self.path, self.path.stat().st_size - len(torn))
         for number, line in enumerate(lines, 1):
             try:
-                fields = json.loads(line)
+                fields = parse_json(line)
                 key = (str(fields["tool"]), str(fields["query"]), int(fields["k"]))
                 if "error" in fields:
                     content = Failure(**fields["error"])
@@ -151,7 +152,7 @@ class Cassette:
                 walk = Walk.from_json(fields.get("walk", {}))
                 reply = Reply(content, float(fields.get("seconds", 0.0)), walk)
                 self._costs.setdefault(key[0], float(fields.get("cost", 1.0)))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
                 raise ValueError(f"{self.path}, line {number}: not a recorded call ({error!r}). Record anew") from error
             self._replies.setdefault(key, reply)
 

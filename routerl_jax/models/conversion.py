@@ -98,10 +98,10 @@ def read_state(path: pathlib.Path) -> dict[str, np.ndarray]:
             entries = {info.filename: info for info in archive.infolist()}
             reader = _Reader(archive.open(inner), path, lambda key: entries[f"{root}data/{key}"])
             content = reader.load()
-    except (zipfile.BadZipFile, pickle.UnpicklingError, KeyError, EOFError, TypeError, ValueError) as error:
+    except Exception as error:  # damaged archives and pickles raise errors of any class
         raise ValueError(
-            f"{path}: can't be read as weights that torch 1.6 or later saved ({error}). Save the model with "
-            f"save_pretrained(..., safe_serialization=True) of transformers"
+            f"{path}: can't be read as weights that torch 1.6 or later saved ({type(error).__name__}: {error}). Save the model "
+            f"with save_pretrained(..., safe_serialization=True) of transformers"
         ) from error
     tensors: dict[str, np.ndarray] = {}
     _collect(content, "", tensors)

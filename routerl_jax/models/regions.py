@@ -143,9 +143,11 @@ def released_region(box: Sequence[float], view: View, rule: RegionRule) -> Pixel
     if min(corners) < 0:
         raise RefusedRegion("the box has negative numbers; keep it inside the picture")
     pads = (-rule.padding, -rule.padding, rule.padding, rule.padding)
+    # farther out is outside as well, and its pixels would be no finite numbers
+    far = [2 * (side + rule.padding) for side in view.frame * 2]
     left, top, right, bottom = (
-        math.trunc(raw * (value + pad) / side)
-        for value, pad, raw, side in zip(corners, pads, (*view.page, *view.page), (*view.frame, *view.frame))
+        math.trunc(raw * (min(value, most) + pad) / side)
+        for value, most, pad, raw, side in zip(corners, far, pads, view.page * 2, view.frame * 2)
     )
     cut = max(0, left), max(0, top), min(view.page[0], right), min(view.page[1], bottom)
     if cut[2] <= cut[0] or cut[3] <= cut[1]:

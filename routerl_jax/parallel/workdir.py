@@ -7,15 +7,12 @@ alive. For a directory that mirrors a bucket (parallel/mirrors.py) the record is
 
 from __future__ import annotations
 
-import _thread
 import contextlib
-import ctypes
 import datetime
 import fcntl
 import json
 import os
 import pathlib
-import signal
 import socket
 import threading
 import time
@@ -25,7 +22,8 @@ from typing import Any
 
 from absl import logging
 
-from routerl_jax.core import buckets
+from routerl_jax.core import buckets, stopping
+from routerl_jax.core.files import parse_json
 from routerl_jax.parallel import multihost
 
 _BEAT = 10.0  # seconds between two updates of the record
@@ -164,7 +162,7 @@ class _Lock:
                 if record is not None and record.get("token") != self._record["token"]:
                     self.successor = record
                     buckets.forget(self._directory)  # its files are no longer uploaded
-                    _interrupt_main()
+                    stopping.interrupt_main()
                     return
                 self._write()
             except (OSError, ValueError) as error:
@@ -187,15 +185,6 @@ class _Lock:
             f"(last seen {holder.get('seen')}); wait for it, stop it "
             f"(kill {holder.get('process')}, on that host), or give another directory"
         )
-
-
-def _interrupt_main() -> None:
-    """Raises KeyboardInterrupt in the main thread, even if SIGINT is ignored (as in a script's job started with `&`)."""
-    if callable(signal.getsignal(signal.SIGINT)):
-        _thread.interrupt_main()
-    else:
-        main = ctypes.c_ulong(threading.main_thread().ident or 0)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(main, ctypes.py_object(KeyboardInterrupt))
 
 
 def _holder_name(record: dict[str, Any]) -> str:
@@ -307,7 +296,7 @@ class ObjectRecord:
 
 def _parsed(content: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(content)
+        record = parse_json(content)
     except ValueError:
         return None
     return record if isinstance(record, dict) else None

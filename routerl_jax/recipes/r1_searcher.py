@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.agents.grammar import Grammar, between, check_one_tool, unshown
+from routerl_jax.agents.grammar import Grammar, between, check_one_tool, inert, one_line, unshown
 from routerl_jax.core.text import garbled, split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Passage
 from routerl_jax.recipes.search import search_recipe
@@ -92,8 +92,11 @@ class R1SearcherGrammar(Grammar):
         return False
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
-        note = unshown(call, passages)
-        entries = [note] if note else [f"Title: {p.title} Text: {' '.join(p.text.split())}" for p in passages]
+        tags = self.foreign
+        note = unshown(call, passages, tags)
+        entries = (
+            [note] if note else [f"Title: {inert(p.title, tags)} Text: {one_line(p.text, tags)}" for p in passages]
+        )
         body = "".join(f"({i}){entry}\n" for i, entry in enumerate(entries, 1))
         return f"\n\n{BEGIN_DOCUMENTS}\n{body}{END_DOCUMENTS}\n\n"
 

@@ -36,6 +36,9 @@ class AgentConfig:
     # knowledge bases that are searched with the question's picture. Recipe "r1_router": picture and query (empty: text_image);
     # "mmsearch_r1": the picture alone (empty: the one called image or reverse_image)
     sees: tuple[str, ...] = ()
+    # show results of searches with the protocol's tags in them, as the released code of Search-R1, R1-Searcher, RouteRAG and
+    # R1-Router does: a passage may then end its block, and write an answer. False: such tags are broken up
+    raw_results: bool = False
     # other fields of the recipe's agent, such as {"attempts": 2} for r1_router, or of your own agent (docs/extending.md)
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -93,13 +96,15 @@ def check_own_protocol(agent: AgentConfig, recipe: str, prompt: str, instead_of_
       instead_of_on_invalid: what decides what follows a turn that can't be read, for the error.
 
     Raises:
-      ValueError: another grammar than `tool_calls`, or a prompt is set, or `on_invalid` is not the default.
+      ValueError: another grammar than `tool_calls`, a prompt or `raw_results` is set, or `on_invalid` is not the default.
     """
     if agent.grammar not in ("", TOOL_CALLS):
         raise ValueError(
             f"config.agent.grammar={agent.grammar!r}: config.recipe={recipe!r} has tags of its own; leave it empty, or take "
             f"{TOOL_CALLS!r}"
         )
+    if agent.raw_results:
+        raise ValueError(f"config.agent.raw_results: config.recipe={recipe!r} always breaks up tags; leave it False")
     if agent.prompt or agent.prompt_suffix:
         raise ValueError(
             f"config.agent.prompt and prompt_suffix: config.recipe={recipe!r} has {prompt}; leave them empty"

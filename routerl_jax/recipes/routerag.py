@@ -14,7 +14,7 @@ from routerl_jax.agents.grammar import Grammar, RouteChoices, unshown
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Passage
 from routerl_jax.recipes.search import search_recipe
-from routerl_jax.recipes.search_r1 import ACTION
+from routerl_jax.recipes.search_r1 import ACTION, documents
 from routerl_jax.rewards.metrics import accepted_answers, exact_match
 from routerl_jax.rewards.terms import StepTerm
 
@@ -107,9 +107,7 @@ class RouteRAGGrammar(Grammar):
         return False
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
-        body = unshown(call, passages) or "\n".join(
-            f"Doc {i}(Title: {p.title}) {' '.join(p.text.split())}" for i, p in enumerate(passages, 1)
-        )
+        body = unshown(call, passages, self.foreign) or documents(passages, self.foreign)
         return f"\n\n<information>\n{body}\n</information>\n\n"
 
     def reminder(self, error: str) -> str:

@@ -49,7 +49,7 @@ def search_recipe(own_grammar: str, headline: tuple[str, ...] = ("em",)) -> Call
         with naming("config.agent.grammar"):
             make = GRAMMARS.get(name)
         try:
-            grammar = make(tools=tuple(tools))
+            grammar = make(tools=tuple(tools), **({"raw_results": True} if agent.raw_results else {}))
         except TypeError as error:
             raise ValueError(
                 f"config.agent.grammar={name!r} can't be made ({error}); it must be a class that derives from "

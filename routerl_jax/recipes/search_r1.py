@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from routerl_jax.agents.grammar import Grammar, check_one_tool, unshown
+from routerl_jax.agents.grammar import Grammar, check_one_tool, inert, one_line, unshown
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Passage
 from routerl_jax.recipes.search import search_recipe
@@ -26,6 +26,14 @@ _THINK = rf"<think>{_CONTENT}</think>\s*"
 
 
 recipe = search_recipe("search_r1")
+
+
+def documents(passages: Sequence[Passage], tags: Iterable[str]) -> str:
+    """The passages as Search-R1 shows them, without these tags."""
+    return "\n".join(
+        f"Doc {i}(Title: {inert(passage.title, tags)}) {one_line(passage.text, tags)}"
+        for i, passage in enumerate(passages, 1)
+    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,9 +81,7 @@ class SearchR1Grammar(Grammar):
         return f"<think>{thought}</think>\n<search>{query}</search>"
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
-        body = unshown(call, passages) or "\n".join(
-            f"Doc {i}(Title: {p.title}) {' '.join(p.text.split())}" for i, p in enumerate(passages, 1)
-        )
+        body = unshown(call, passages, self.foreign) or documents(passages, self.foreign)
         return f"\n\n<information>{body}</information>\n\n"
 
     def reminder(self, error: str) -> str:

@@ -19,6 +19,7 @@ from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS
 _PREDICTION_KEYS = ("prediction", "pred_answer")
 _UNREAD = ("answer_eval", "answer_ranges", "possible_answers", "candidate_answers")  # other keys of accepted answers
 _RESAMPLES = 1000
+_Z = 1.959964  # of a standard normal variable, 95 % are nearer to 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """Mean of each metric over `n` predictions, in [0, 1], with its 95% bootstrap interval (low, high)."""
+    """Mean of each metric over `n` predictions, in [0, 1], with its 95 % interval (low, high; `bootstrap_intervals`)."""
 
     n: int
     means: Mapping[str, float]
@@ -78,12 +79,37 @@ def score_rows(rows: Sequence[Prediction], normalizer: str, progress: bool = Fal
     return np.asarray([[metric(row.prediction, row.golds, normalizer) for metric in metrics] for row in bar])
 
 
-def bootstrap_intervals(scores: Float[np.ndarray, "N M"]) -> Float[np.ndarray, "2 M"]:
-    """95% percentile bootstrap interval of each column's mean over rows: low, high."""
+def bootstrap_intervals(scores: Float[np.ndarray, "*S N M"], *, differences: bool = False) -> Float[np.ndarray, "2 M"]:
+    """95 % interval (low, high) of each column's mean over the N rows: percentile bootstrap. nan is left out of the means.
+
+    With several seeds (the first axis), seeds are drawn as well as rows, so that the interval has the variance between them.
+    If all scores of a column are equal, all resamples are, too. There the interval is a score interval: Wilson's (JASA 22,
+    1927) for scores in [0, 1], such as a share of 0 or 100 %, and Tango's (Statistics in Medicine 17, 1998) for `differences`
+    of two such scores.
+    """
     rng = np.random.default_rng(0)
-    n = len(scores)
-    means = [np.bincount(rng.integers(n, size=n), minlength=n) @ scores / n for _ in range(_RESAMPLES)]
-    return np.quantile(np.asarray(means), (0.025, 0.975), axis=0)
+    scores = np.asarray(scores, float).reshape(-1, *scores.shape[-2:])
+    seeds, n, _ = scores.shape
+    present = ~np.isnan(scores)
+    values, drawn = np.where(present, scores, 0.0), []
+    sums, counts = values.sum(axis=0), present.sum(axis=0)
+    with np.errstate(invalid="ignore"):  # a resample without any score
+        for _ in range(_RESAMPLES):
+            if seeds > 1:
+                chosen = rng.integers(seeds, size=seeds)
+                sums, counts = values[chosen].sum(axis=0), present[chosen].sum(axis=0)
+            weights = np.bincount(rng.integers(n, size=n), minlength=n)
+            drawn.append(weights @ sums / (weights @ counts))
+    intervals = np.full((2, scores.shape[-1]), np.nan)
+    for i in np.flatnonzero(present.any(axis=(0, 1))):
+        column, rows = scores[..., i][present[..., i]], int(present[..., i].any(axis=0).sum())
+        value, least = float(column[0]), -1.0 if differences else 0.0
+        if (column == value).all() and least <= value <= 1:
+            reach = _Z**2 / (rows + _Z**2) * (1 + abs(value) if differences else 1)
+            intervals[:, i] = max(least, value - reach), min(1.0, value + reach)
+        else:
+            intervals[:, i] = np.nanquantile([means[i] for means in drawn], (0.025, 0.975))
+    return intervals
 
 
 def summarize(scores: Float[np.ndarray, "N M"]) -> Report:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import numbers
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -199,8 +201,9 @@ class RewardFunction:
         Terms of turns are also stored in `Turn.rewards` of the turns that they judge, and verdicts in `Episode.verdict`.
 
         Raises:
-          ValueError: a term did not return one number per episode, or a term of turns one number per turn; or a term needs a
-            judge, and there is none.
+          ValueError: a term did not return one number per episode, or a term of turns one number per turn (a string is none);
+            a term needs a judge, and there is none; or a term raised a ValueError. The message names the term.
+          RuntimeError: a term raised another error.
         """
         verdicts = self._verdicts(episodes) if self.asks else []
         columns = {name: self._values(name, episodes, verdicts) for name in self.terms}
@@ -234,14 +237,16 @@ class RewardFunction:
     def _bind(self, name: str, spec: float | Mapping[str, Any]) -> tuple[float, Callable[..., Any], dict[str, Any]]:
         term = REWARD_TERMS.get(name)
         options: dict[str, Any] = dict(spec) if isinstance(spec, Mapping) else {"weight": spec}
-        weight = float(options.pop("weight", 1.0))
+        weight = options.pop("weight", 1.0)
+        if not isinstance(weight, numbers.Real):
+            raise ValueError(f"reward term {name!r} has the weight {weight!r:.80}: it must be a number")
         accepted = _options(term)
         for key in options:
             if key not in accepted - _GIVEN:
                 raise ValueError(unknown_key(f"options of reward term {name!r}", key, {"weight", *accepted} - _GIVEN))
         if "normalizer" in accepted:
             options["normalizer"] = self.normalizer
-        return weight, term, options
+        return float(weight), term, options
 
     def _values(self, name: str, episodes: Sequence[Episode], verdicts: Sequence[Verdict]) -> list[float]:
         """A term's weighted values, one per episode."""
@@ -249,36 +254,53 @@ class RewardFunction:
         accepted = _options(term)
         if isinstance(term, StepTerm | TurnTerm):
             given = options | ({"verdicts": verdicts} if "verdicts" in accepted else {})
-            values = _one_for_each(name, term(episodes, **given), episodes)
+            with _named(name, "the episodes of a step"):
+                values = term(episodes, **given)
+                values = list(values) if isinstance(values, Iterator) else values  # a generator's errors are the term's
+            values = _one_for_each(name, values, episodes)
             if isinstance(term, TurnTerm):
-                values = [_of_turns(name, weight, numbers, episode) for numbers, episode in zip(values, episodes)]
-        elif "verdict" in accepted:
-            values = [term(e, verdict=verdict, **options) for e, verdict in zip(episodes, verdicts, strict=True)]
+                values = [_of_turns(name, weight, own, episode) for own, episode in zip(values, episodes)]
         else:
-            values = [term(episode, **options) for episode in episodes]
+            values = []
+            for i, episode in enumerate(episodes):
+                with _named(name, _attempt(episode)):
+                    given = {"verdict": verdicts[i]} if "verdict" in accepted else {}
+                    values.append(term(episode, **given, **options))
         return [weight * _number(name, value, episode) for value, episode in zip(values, episodes)]
+
+
+@contextlib.contextmanager
+def _named(name: str, of: str) -> Iterator[None]:
+    """Names the term, and what it was given, in what the term raises: a ValueError for bad input (also of a file), or a
+    RuntimeError for other errors."""
+    try:
+        yield
+    except Exception as error:
+        kind = ValueError if isinstance(error, ValueError | OSError) else RuntimeError
+        raise kind(f"reward term {name!r} raised {type(error).__name__} for {of}: {error}") from error
+
+
+def _attempt(episode: Episode) -> str:
+    return f"attempt {episode.sample} at question {episode.example.id!r}"
 
 
 def _one_for_each(name: str, values: Any, episodes: Sequence[Episode]) -> list[Any]:
     """A term's values for the episodes of a step. Raises ValueError unless there is one per episode."""
-    if not isinstance(values, Iterable):
+    if not isinstance(values, Iterable) or isinstance(values, str):
         raise ValueError(
             f"reward term {name!r} gave {_repr(values)} for the episodes of a step: it must give a list, one for each"
         )
-    numbers = list(values)
-    if len(numbers) != len(episodes):
-        raise ValueError(f"reward term {name!r} gave {len(numbers)} values for {len(episodes)} episodes")
-    return numbers
+    listed = list(values)
+    if len(listed) != len(episodes):
+        raise ValueError(f"reward term {name!r} gave {len(listed)} values for {len(episodes)} episodes")
+    return listed
 
 
 def _number(name: str, value: Any, episode: Episode) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"reward term {name!r} gave {_repr(value)} for attempt {episode.sample} at question {episode.example.id!r}: it "
-            "must give a number"
-        ) from error
+    number = value.item() if getattr(value, "ndim", None) == 0 else value  # of NumPy, JAX and torch
+    if not isinstance(number, numbers.Real):  # "1.0", which `float` takes, is none
+        raise ValueError(f"reward term {name!r} gave {_repr(value)} for {_attempt(episode)}: it must give a number")
+    return float(number)
 
 
 def _repr(value: Any) -> str:
@@ -290,15 +312,15 @@ def _of_turns(name: str, weight: float, values: Any, episode: Episode) -> float:
     if not isinstance(values, Collection) or len(values) != len(episode.turns):
         count = len(values) if isinstance(values, Collection) else _repr(values)
         raise ValueError(
-            f"reward term {name!r} gave {count} values for the {len(episode.turns)} turns of attempt {episode.sample} at "
-            f"question {episode.example.id!r}: it must give one for each, or None for a turn that it does not judge"
+            f"reward term {name!r} gave {count} values for the {len(episode.turns)} turns of {_attempt(episode)}: it must give "
+            "one for each, or None for a turn that it does not judge"
         )
-    numbers = [None if value is None else _number(name, value, episode) for value in values]
-    for turn, value in zip(episode.turns, numbers):
+    given = [None if value is None else _number(name, value, episode) for value in values]
+    for turn, value in zip(episode.turns, given):
         turn.rewards.pop(name, None)
         if value is not None:
             turn.rewards[name] = weight * value
-    return float(sum(value for value in numbers if value is not None))
+    return float(sum(value for value in given if value is not None))
 
 
 def judged(name: str, episodes: Sequence[Episode]) -> list[Episode]:

@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from absl import logging
 
 from routerl_jax.core.config import Count, Range, checked
+from routerl_jax.core.files import check_depth
 from routerl_jax.core.packages import needs
+from routerl_jax.core.secrets import masked
+from routerl_jax.services.http import check_values
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -50,7 +53,7 @@ class Address:
 
 
 class Refusal(Exception):
-    """A request is answered with an error.
+    """A request is answered with an error, whose message is sent without secrets.
 
     Attributes:
       status: the HTTP status.
@@ -59,7 +62,7 @@ class Refusal(Exception):
     """
 
     def __init__(self, status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
+        super().__init__(masked(message))
         self.status, self.kind, self.headers = status, kind, dict(headers or {})
 
     def body(self) -> dict[str, Any]:
@@ -142,24 +145,52 @@ def refusing(request: Request) -> Iterator[None]:
         raise Refusal(500, "internal", f"{type(error).__name__}: {error}") from error
 
 
+_SMALL = 1 << 20  # bytes of a body that is always taken
+_MOST_HELD = 256 << 20  # bytes beyond _SMALL of all bodies that are under way
+_BODY_SECONDS = 120.0  # for a whole body
+_held = 0
+
+
 async def read_json(request: Request, most: int) -> Any:
-    """The request's JSON. Raises Refusal if it is none, or has more than `most` bytes."""
+    """The request's JSON.
+
+    Raises:
+      Refusal: it is none, is nested more than a hundred levels deep, has more than `most` bytes or two million values, or
+        takes more than two minutes to come; or large bodies that are under way fill the memory (503, Retry-After).
+    """
+    global _held
     import orjson
     from starlette.requests import ClientDisconnect
 
-    parts, size = [], 0
+    parts, size, held = [], 0, 0
     try:
-        async for part in request.stream():
-            size += len(part)
-            if size > most:
-                raise Refusal(413, "too_large", f"the body has more than {most} bytes", {"Connection": "close"})
-            parts.append(part)
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise Refusal(413, "too_large", f"the body has more than {most} bytes", {"Connection": "close"})
+                more = max(size - _SMALL, 0) - held
+                held, _held = held + more, _held + more
+                if more and _held > _MOST_HELD:
+                    headers = {"Retry-After": "1", "Connection": "close"}
+                    raise Refusal(
+                        503, "overloaded", "too many large bodies are under way; try again in a second", headers
+                    )
+                parts.append(part)
+        content = b"".join(parts)
+        check_values(content)
+        value = orjson.loads(content)
+        check_depth(value)
+        return value
     except ClientDisconnect as error:
         raise client_gone() from error
-    try:
-        return orjson.loads(b"".join(parts))
+    except TimeoutError as error:
+        message = f"the body did not come within {_BODY_SECONDS:g} s"
+        raise Refusal(408, "timeout", message, {"Connection": "close"}) from error
     except ValueError as error:
         raise Refusal(400, "invalid_json", f"the body is not JSON: {error}") from error
+    finally:
+        _held -= held
 
 
 def client_gone() -> Refusal:
@@ -327,6 +358,7 @@ def run_server(app: ASGIApp, address: Address, greeting: Callable[[str], str]) -
     print(greeting(f"http://{name}:{listener.getsockname()[1]}"), flush=True)
     config = uvicorn.Config(
         app,
+        http=protocol(),
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=address.shutdown_seconds,
@@ -334,6 +366,51 @@ def run_server(app: ASGIApp, address: Address, greeting: Callable[[str], str]) -
     )
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
+
+
+_MOST_HEAD = 64 << 10  # bytes of a request's first line and headers
+
+
+def protocol() -> Any:
+    """uvicorn's HTTP, with a limit of a request's headers, which its faster parser lacks. A request beyond it gets 400."""
+    try:
+        from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+    except ImportError:
+        return "h11"  # which has that limit
+
+    class Bounded(HttpToolsProtocol):
+        fields = 0  # bytes of the headers so far, and of what follows a body in chunks
+        since = 0  # bytes since the headers ended or a piece of the body came
+        went_on = False
+
+        def data_received(self, data: bytes) -> None:
+            self.went_on = False
+            super().data_received(data)
+            self.since = 0 if self.went_on else self.since + len(data)
+            if max(self.since, self.fields) > _MOST_HEAD and not self.transport.is_closing():
+                self.send_400_response(f"The headers have more than {_MOST_HEAD} bytes.")
+
+        def on_message_begin(self) -> None:
+            self.fields = 0
+            super().on_message_begin()
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self.fields += len(name) + len(value)
+            super().on_header(name, value)
+
+        def on_headers_complete(self) -> None:
+            self.went_on = True
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self.went_on = True
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self.went_on = True
+            super().on_message_complete()
+
+    return Bounded
 
 
 def check_port(host: str, port: int) -> None:

@@ -25,6 +25,8 @@ class Completion:
       fault: the kind of the error (`services.faults`); "" if it is unknown.
       stopped_by: the stop string that ended the answer, if the server names it. It is not part of `text`.
       seconds: the time that the answer took; 0 if it was not measured.
+      retries: how often the request was sent again, after a failure that may pass or a reply of no use. The tokens of such
+        replies are counted, too.
     """
 
     text: str = ""
@@ -36,6 +38,7 @@ class Completion:
     fault: str = ""
     stopped_by: str = ""
     seconds: float = 0.0
+    retries: int = 0
 
 
 def conversation_json(conversation: Sequence[Message]) -> list[list[str]]:

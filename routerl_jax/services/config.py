@@ -79,8 +79,8 @@ class JudgeConfig(ChatModelConfig):
     style: str = "default"  # how the judge is asked: services.judge_styles.JUDGE_STYLES
     pictures: bool = False  # the judge sees the question's pictures, too
     # how an answer counts if its verdict failed or can't be read. zero: as wrong; em: exact match decides; leave_out: it is
-    # left out of means, and its rollout out of the loss
-    failed: Literal["zero", "em", "leave_out"] = "zero"
+    # left out of means, and its rollout out of the loss; refuse: the program ends with an error
+    failed: Literal["zero", "em", "leave_out", "refuse"] = "zero"
     asks: Size = 3  # most requests for one verdict, until one can be read
     temperature: NonNegative = 0.0  # of the first reply; further replies have at least 0.7
     max_tokens: Size = 512  # most tokens of a reply

@@ -19,7 +19,7 @@ PICTURE = "picture"  # a picture can't be read
 OTHER = "other"  # none of these
 
 # These failures say nothing about the question: asked again later, it may be answered.
-PASSING = (BUDGET, RATE_LIMIT, NOT_ALLOWED, REQUEST, SERVER, NO_REPLY, HALF_REPLY, OTHER)
+PASSING = (BUDGET, RATE_LIMIT, NOT_ALLOWED, REQUEST, SERVER, NO_REPLY, HALF_REPLY, EMPTY, OTHER)
 
 _TOO_LONG = re.compile(
     r"(?i)context[ _](length|window|size)|maximum context|too many (input )?tokens|prompt is too long|input is too long"

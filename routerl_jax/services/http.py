@@ -7,17 +7,23 @@ import atexit
 import contextlib
 import dataclasses
 import email.utils
+import functools
 import json
-import os
 import random
 import re
 import time
 import urllib.parse
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+import zlib
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from routerl_jax.core.background import shared_loop
+from routerl_jax.core.files import parse_json
 from routerl_jax.core.packages import needs
+from routerl_jax.core.secrets import MASK, masked
+from routerl_jax.services import faults
+
+T = TypeVar("T")
 
 # --- what a reply asks of its client -----------------------------------------------------------------------------------
 # What an HTTP reply asks of its client: to try again, when, at another path, or to read an error under status 200.
@@ -43,10 +49,17 @@ _BESIDE = ("error", "errors", "detail", "metadata")  # keys that hold no results
 
 
 class ReplyError(NamedTuple):
-    """An error that a reply carries. `status`: the HTTP status that it stands for."""
+    """An error that a reply carries.
+
+    Attributes:
+      status: the HTTP status that it stands for.
+      fault: its kind (`services.faults`), where it is not that of the status; then the reply is no error in itself, but of no
+        use.
+    """
 
     status: int
     message: str
+    fault: str = ""
 
 
 def retry_after(header: str) -> float | None:
@@ -135,14 +148,87 @@ def _origin(url: str) -> tuple[str, str, int | None] | None:
     return (parts.scheme, parts.hostname, port) if parts.hostname else None
 
 
-async def bounded(chunks: AsyncIterable[bytes], most: int) -> bytes:
-    """The chunks of a reply's body, together. Raises ValueError at once if they are more than `most` bytes."""
+ACCEPTED = "gzip, deflate"  # Accept-Encoding of all clients; `decompressed` reads no other compression
+_PIECE = 1 << 16  # most bytes that are decompressed at once
+_MOST_VALUES = 2_000_000  # most values of a JSON text: an empty list takes two bytes there, and 56 in memory
+_LARGE = 1 << 18  # bytes of a reply that is parsed on a thread
+
+
+class Damaged(ValueError):
+    """The compressed data of a reply are damaged. Another attempt may help."""
+
+
+async def decompressed(chunks: AsyncIterable[bytes], encoding: str) -> AsyncIterator[bytes]:
+    """A reply's body in pieces. A compressed one grows in small pieces, so that whoever counts them may stop in time.
+
+    Args:
+      chunks: the body as it was sent: `aiter_raw()` of httpx2, the content of an aiohttp session from `open_session`.
+      encoding: the reply's Content-Encoding.
+
+    Raises:
+      Damaged: the data are damaged, or end too early.
+      ValueError: the compression is none of ACCEPTED.
+    """
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        async for chunk in chunks:
+            yield chunk
+        return
+    if name not in ("gzip", "x-gzip", "deflate"):
+        raise ValueError(
+            f"the reply is compressed by {name[:40]!r}, which was not asked for (Accept-Encoding: {ACCEPTED})"
+        )
+    inflater: Any = None
+    try:
+        async for data in chunks:
+            while data:
+                if inflater is not None and inflater.eof and data[0] != 0x1F:  # padding, and no further part
+                    break
+                if inflater is None or inflater.eof:
+                    # some servers send deflate without the header of zlib, whose lowest bits are 8
+                    raw = name == "deflate" and data[0] & 15 != 8
+                    inflater = zlib.decompressobj(-zlib.MAX_WBITS if raw else zlib.MAX_WBITS | 32)
+                piece = inflater.decompress(data, _PIECE)
+                data = inflater.unconsumed_tail
+                while piece:
+                    yield piece
+                    await asyncio.sleep(0)  # let others in, and the time limit
+                    piece = inflater.decompress(data, _PIECE)
+                    data = inflater.unconsumed_tail
+                if inflater.eof:
+                    data = inflater.unused_data
+    except zlib.error as error:
+        raise Damaged(f"the reply's {name} data are damaged ({error})") from error
+    if inflater is not None and not inflater.eof:
+        raise Damaged(f"the reply's {name} data end too early")
+
+
+async def bounded(chunks: AsyncIterable[bytes], most: int, encoding: str = "") -> bytes:
+    """The body of a reply (`decompressed`). Raises ValueError at once if it has more than `most` bytes."""
     content = bytearray()
-    async for chunk in chunks:
-        content += chunk
+    async for piece in decompressed(chunks, encoding):
+        content += piece
         if len(content) > most:
             raise ValueError(f"the reply is larger than {most} bytes")
     return bytes(content)
+
+
+def parse_reply(content: bytes) -> Any:
+    """The JSON value of a reply. Raises ValueError like `parse_json`, and for more values than memory should be spent on."""
+    check_values(content)
+    return parse_json(content)
+
+
+def check_values(content: bytes) -> None:
+    """Raises ValueError for a JSON text that may have more than two million values, without parsing it."""
+    if len(content) > _MOST_VALUES and sum(map(content.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        raise ValueError(f"it has more than {_MOST_VALUES:,} values")
+
+
+async def apart(work: Callable[[], T], size: int) -> T:
+    """The result of work on a reply of `size` bytes. On a large one it is done on a thread, so that the clients of the shared
+    loop, and the time limit, do not wait for it."""
+    return work() if size < _LARGE else await asyncio.to_thread(work)
 
 
 # --- the client --------------------------------------------------------------------------------------------------------
@@ -151,34 +237,41 @@ _MOST_BYTES = 16 << 20  # most bytes of a reply
 
 
 class HttpError(Exception):
-    """A request that failed for good. The message says where and why; `status` is 0 if there was no reply."""
+    """A request that failed for good. The message says where and why; `status` is 0 if there was no reply. `fault` is as in
+    `ReplyError`, and `tries` the number of attempts."""
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, fault: str = "", tries: int = 1) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.fault, self.tries = status, fault, tries
 
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """A service's reply with a 2xx status."""
+    """A service's reply with a 2xx status, after `tries` attempts."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    tries: int = 1
 
     def json(self) -> Any:
         """The body as JSON. Raises ValueError if it is not JSON; the message shows its beginning."""
+        return self._parsed
+
+    @functools.cached_property
+    def _parsed(self) -> Any:
         try:
-            return json.loads(self.body)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"the reply is not JSON: {self.body[:120].decode(errors='replace')!r}") from error
+            return parse_reply(self.body)
+        except ValueError as error:
+            start = self.body[:120].decode(errors="replace")
+            raise ValueError(f"the reply is not JSON that can be used ({error}): {start!r}") from error
 
 
 class HttpClient:
     """A client of one service, for coroutines of one event loop.
 
-    Temporary failures (no connection, no reply in time, and the statuses of `retries.RETRIED`, also in the body of a reply
-    with status 200) are retried after a growing, random pause, or after the time in `Retry-After`. After a 429 with
+    Temporary failures (no connection, no reply in time, half a JSON reply, and the statuses of `RETRIED`, also in the body of
+    a reply with status 200) are retried after a growing, random pause, or after the time in `Retry-After`. After a 429 with
     `Retry-After`, all requests of the client wait that long. A redirect is followed if it keeps the method and stays at the
     server; others are errors, because a key must not be sent elsewhere.
 
@@ -223,21 +316,28 @@ class HttpClient:
         params: Mapping[str, str] | None = None,
         body: Any = None,
         failure: Callable[[Any], ReplyError | None] = error_of,
+        only_json: bool = False,
     ) -> Reply:
-        """The reply to a request. A `body` is sent as JSON, or, if it is bytes, as it is. `failure` reads the error of a JSON
-        reply with a 2xx status. Raises HttpError."""
-        address = _without_secrets(url)
+        """The reply to a request. Raises HttpError.
+
+        Args:
+          body: sent as JSON, or, if it is bytes, as it is.
+          failure: reads the error of a JSON reply with a 2xx status.
+          only_json: a reply that is not JSON has failed, too, whatever its type says.
+        """
+        address, judge = _without_secrets(url), functools.partial(_judge, failure=failure, only_json=only_json)
         for attempt in range(self._retries + 1):
             while (pause := self._paused_until - time.monotonic()) > 0:
                 await asyncio.sleep(pause * random.uniform(1.0, 1.1))
             if self._turn is not None and not await self._turn():
                 raise HttpError(f"{address}: the rate limit leaves no turn in time")
-            outcome = await self._attempt(method, url, headers, params, body, failure)
+            outcome = await self._attempt(method, url, headers, params, body, judge)
             if isinstance(outcome, Reply):
-                return outcome
+                return dataclasses.replace(outcome, tries=attempt + 1)
             if not outcome.passing or attempt == self._retries:
                 tried = f" (tried {attempt + 1} times)" if attempt else ""
-                raise HttpError(self.redact(f"{address}: {outcome.message}{tried}"), outcome.status)
+                message = self.redact(f"{address}: {outcome.message}{tried}")
+                raise HttpError(message, outcome.status, outcome.fault, attempt + 1)
             pause = outcome.retry_after
             if pause is None:
                 pause = self._backoff * 2**attempt * random.uniform(0.5, 1.5)
@@ -247,10 +347,10 @@ class HttpClient:
         raise AssertionError("unreachable")
 
     def redact(self, message: str) -> str:
-        """The message without the secret."""
+        """The message without the secret, and without others that were read or have the form of one."""
         for form in {self._secret, urllib.parse.quote(self._secret, safe="")} - {""}:
-            message = message.replace(form, "***")
-        return message
+            message = message.replace(form, MASK)
+        return masked(message)
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -259,7 +359,7 @@ class HttpClient:
             self._session = None
 
     async def _attempt(
-        self, method: str, url: str, headers: Any, params: Any, body: Any, failure: Callable[[Any], ReplyError | None]
+        self, method: str, url: str, headers: Any, params: Any, body: Any, judge: Callable[..., Reply | _Failed]
     ) -> Reply | _Failed:
         aiohttp = import_aiohttp()
         if self._session is None or self._session.closed:
@@ -276,35 +376,42 @@ class HttpClient:
                     ) as reply:
                         target = redirect_target(str(reply.url), reply.status, reply.headers.get("Location", ""))
                         if redirects == MOST_REDIRECTS or not may_follow(url, reply.status, target):
-                            read = await bounded(reply.content.iter_chunked(1 << 16), _MOST_BYTES)
-                            return _judge(reply, read, target, failure)
+                            encoding = reply.headers.get("Content-Encoding", "")
+                            read = await bounded(reply.content.iter_chunked(1 << 16), _MOST_BYTES, encoding)
+                            return await apart(functools.partial(judge, reply, read, target), len(read))
                     url, params = target, None  # the target has the parameters
         except TimeoutError:
             return _Failed(f"no reply within {self._timeout:g} s", passing=True)
         except aiohttp.InvalidURL as error:
             return _Failed(f"not a URL ({error})")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return _Failed(f"{type(error).__name__}: {error}", passing=not isinstance(error, ValueError))
+            passing = isinstance(error, Damaged) or not isinstance(error, ValueError)
+            return _Failed(f"{type(error).__name__}: {error}", passing=passing)
         raise AssertionError("unreachable")
 
 
-def _judge(reply: Any, content: bytes, target: str, failure: Callable[[Any], ReplyError | None]) -> Reply | _Failed:
+def _judge(
+    reply: Any, content: bytes, target: str, failure: Callable[[Any], ReplyError | None], only_json: bool
+) -> Reply | _Failed:
     status, message, passing = reply.status, f"HTTP {reply.status}: {_reason(content) or reply.reason}", False
+    fault = ""
     if 200 <= reply.status < 300:
         answer = Reply(reply.status, reply.headers, content)
         try:
             error = failure(answer.json())
-        except ValueError:
-            error = None
+        except ValueError as problem:
+            half = only_json or (content.strip() and "json" in reply.headers.get("Content-Type", ""))
+            error = ReplyError(_UNNAMED, str(problem), faults.HALF_REPLY) if half else None
         if error is None:
             return answer
-        status, message = error.status, f"an error under HTTP {reply.status} ({error.status}): {error.message}"
+        status, message, fault = error
         passing = may_pass(status, message)
+        message = message if fault else f"an error under HTTP {reply.status} ({status}): {message}"
     elif target:
         message = f"HTTP {reply.status} to {_without_secrets(target)}: give that URL instead"
     else:
         passing = may_pass(status, content[:4000].decode(errors="replace"))
-    return _Failed(message, status, passing, retry_after(reply.headers.get("Retry-After", "")))
+    return _Failed(message, status, passing, retry_after(reply.headers.get("Retry-After", "")), fault)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,14 +420,17 @@ class _Failed:
     status: int = 0
     passing: bool = False  # the next attempt may succeed
     retry_after: float | None = None
+    fault: str = ""
 
 
 _sessions: set[Any] = set()  # those that were open when the last one was opened
 
 
 def open_session(**settings: Any) -> Any:
-    """An aiohttp session of the running loop. It is closed at the end of the process, if it is still open."""
-    session = import_aiohttp().ClientSession(**settings)
+    """An aiohttp session of the running loop, whose replies `bounded` reads. It is closed at the end of the process, if it is
+    still open."""
+    headers = {"Accept-Encoding": ACCEPTED, **settings.pop("headers", {})}
+    session = import_aiohttp().ClientSession(headers=headers, auto_decompress=False, **settings)
     _sessions.difference_update([earlier for earlier in tuple(_sessions) if earlier.closed])
     _sessions.add(session)  # held here, as aiohttp complains of an open session that is collected
     return session
@@ -343,14 +453,12 @@ def import_aiohttp() -> Any:
 def _reason(content: bytes) -> str:
     """The reason for a failure that a service gives, in one line."""
     text = content[:4000].decode(errors="replace")
-    try:
-        value = json.loads(content)
+    with contextlib.suppress(ValueError, RecursionError):
+        value = parse_reply(content)
         for key in ("error", "message", "detail"):
             if isinstance(value, dict) and value.get(key):
                 value = value[key]
         text = value if isinstance(value, str) else json.dumps(value)
-    except (ValueError, RecursionError):
-        pass
     return " ".join(text.split())[:300]
 
 
@@ -358,17 +466,3 @@ def _without_secrets(url: str) -> str:
     """A URL without user, password and query, for messages."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-# --- keys and passwords ------------------------------------------------------------------------------------------------
-# Keys and passwords. They are in environment variables, and configurations name these variables.
-
-
-def secret(variable: str) -> str:
-    """The value of an environment variable; "" if no variable is named. Raises ValueError if the variable is not set."""
-    if not variable:
-        return ""
-    value = os.environ.get(variable, "").strip()
-    if not value:
-        raise ValueError(f"the environment variable {variable} is not set: export {variable}=... before you start")
-    return value

@@ -44,8 +44,8 @@ class ModelJudge:
 
     The judge is not asked about an episode without an answer, which counts 0. If a reply can't be read, the judge is asked
     again, at a temperature of at least 0.7 and at most `config.asks` times in all. An answer that has no verdict then, or whose
-    request failed, counts as `config.failed` says. All verdicts of a call take at most `config.seconds` plus a second; verdicts
-    still missing then have failed. Only the main process asks the model.
+    request failed, counts as `config.failed` says ("refuse": that is an error). All verdicts of a call take at most
+    `config.seconds` plus a second; verdicts still missing then have failed. Only the main process asks the model.
 
     Args:
       open_model: opens the model, on the main process. It is called when the model is first needed, and again after `close`.
@@ -62,7 +62,8 @@ class ModelJudge:
         """One verdict per episode, in order, the same on every process (a collective call).
 
         Raises:
-          ValueError, RuntimeError: the model can't be opened. A request that goes wrong is a failed verdict instead.
+          ValueError, RuntimeError: the model can't be opened, or a verdict is missing and config.failed="refuse". Otherwise a
+            request that goes wrong is a failed verdict.
         """
         with waiting("judge"):
             verdicts = multihost.on_main(lambda: [dataclasses.asdict(verdict) for verdict in self._verdicts(episodes)])
@@ -144,6 +145,13 @@ class ModelJudge:
                     "judge %s: %d of %d verdicts are %s: %.200s",
                     *(self._config.model, len(replies), len(all_replies), trouble, replies[0].error or replies[0].text),
                 )
+        missing = [reply for kind, reply in all_replies if kind in _TROUBLES]
+        if missing and self._config.failed == "refuse":
+            raise ValueError(
+                f"judge {self._config.model}: {len(missing)} of {len(all_replies)} answers have no verdict "
+                f"({missing[0].error or missing[0].text:.200s}), and failed='refuse' gives no numbers without them. Verdicts "
+                "that were given are kept: start again, with more seconds or asks, or with failed='leave_out'"
+            )
 
 
 def open_judge(config: JudgeConfig, normalizer: str = "search_r1", cache: Cache | None = None) -> ModelJudge:

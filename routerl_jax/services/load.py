@@ -50,8 +50,8 @@ class CachedModel:
     """A ChatModel with a cache of its answers.
 
     The key of an answer is made of the model's name, its settings, the messages (pictures by their content) and the arguments
-    of the call. Answers above temperature 0 are kept as well: equal calls get equal answers. Failures are not kept. Within a
-    call, equal conversations are asked once.
+    of the call. Answers above temperature 0 are kept as well: equal calls get equal answers. Failures, and answers without
+    text, are not kept. Within a call, equal conversations are asked once.
 
     Args:
       cache: default: `llms.sqlite` in $ROUTERL_CACHE, without a bound on its size.
@@ -97,7 +97,8 @@ class CachedModel:
                 keys.append(f"unreadable {number}")
                 answers[keys[-1]] = Completion(error=str(error), finish="error", fault=faults.PICTURE)
         cached = self._cache.get_many([key for key in keys if key not in answers])
-        answers |= {key: Completion(**json.loads(value), cached=True) for key, value in cached.items()}
+        kept = {key: Completion(**json.loads(value), cached=True) for key, value in cached.items()}
+        answers |= {key: answer for key, answer in kept.items() if answer.text.strip()}
         missing = {key: messages for key, messages in zip(keys, conversations) if key not in answers}
         new_keys = list(missing)
         with Bar(total=len(new_keys), desc=self._progress, unit="answer", disable=not self._progress) as bar:
@@ -113,7 +114,7 @@ class CachedModel:
                 )
                 written = {}
                 for key, answer in zip(chunk, new_answers):
-                    if answer.error is None:
+                    if answer.error is None and answer.text.strip():
                         fields = dataclasses.asdict(answer)
                         del fields["cached"]
                         written[key] = json.dumps(fields).encode()
@@ -180,7 +181,8 @@ class MeteredModel:
 
     Before a request, the most that it can cost is reserved: its prompt, by a cautious estimate, and `max_tokens`. If the budget
     has less left, the request is not sent, and the reply is an error of the kind `faults.BUDGET`. The tokens that the endpoint
-    counts are paid for; if it counts none, the estimate is. A request without a reply is taken to cost nothing.
+    counts are paid for, also those of replies that were of no use; if it counts none, the estimate is. A request without a
+    reply is taken to cost nothing.
 
     Args:
       tokens: limit on tokens, read and written together. The same estimate is reserved.

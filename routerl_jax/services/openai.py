@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import dataclasses
 import functools
 import json
 import math
@@ -11,19 +13,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from routerl_jax.core.background import shared_loop
-from routerl_jax.core.text import replace_surrogates
+from routerl_jax.core.secrets import secret
+from routerl_jax.core.text import replace_surrogates, split_thoughts
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Message
 from routerl_jax.models.images import image_uri
 from routerl_jax.services import faults
 from routerl_jax.services.base import Completion, with_schema
 from routerl_jax.services.config import ChatModelConfig, EndpointConfig
-from routerl_jax.services.http import HttpClient, HttpError, ReplyError, error_of, secret
+from routerl_jax.services.http import HttpClient, HttpError, ReplyError, error_of
 from routerl_jax.services.limits import RateLimiter, acquire_async, open_limiter
 
 # Ways to ask for a schema, strictest first. Servers reject a way that they don't know with one of these statuses.
 _FORMATS = ("json_schema", "json_object", "none")
 _REJECTED = frozenset({400, 404, 415, 422, 501})
+_NO_MESSAGE = "the reply has no choices[0].message"
+_TAG = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 _NO_STOP = re.compile(r"(?i)unsupported[^.]*\bstop\b|\bstop\b[^.]*(not supported|unsupported)")
 
 
@@ -33,6 +38,10 @@ class OpenAIModel:
     A schema is sent as `response_format` of type json_schema. If the server rejects that, it is asked for json_object, then for
     plain text, with the schema in the prompt. The way that worked is used from then on. The request adapts in the same way to
     a server that wants `max_completion_tokens`, no temperature, or no stop strings.
+
+    A reply that is of no use (half of one, no JSON, no text) is asked for again, as after a status 500. If there were stop
+    strings in a request whose reply has no text, it is asked again without them: a server may stop at a line break before the
+    text, or in a thought. A refusal, a filtered reply, and one whose tokens were spent before its text are final.
 
     Args:
       name: the model's name on the server.
@@ -124,7 +133,7 @@ class OpenAIModel:
         fields: Mapping[str, Any] | None = None,
     ) -> Completion:
         """One answer. For coroutines on the shared background loop."""
-        level = self._format
+        level, spent = self._format, collections.Counter[str]()
         try:
             pictures = [[image_uri(image) for image in message.images] for message in conversation]
         except ValueError as error:
@@ -147,41 +156,54 @@ class OpenAIModel:
             if schema is not None:
                 body |= _response_format(_FORMATS[level], schema)
             try:
-                answer = await self._post(body, max_tokens, temperature)
+                answer = await self._post(body, max_tokens, temperature, spent)
             except HttpError as error:
                 if schema is not None and error.status in _REJECTED and _FORMATS[level] != "none":
                     level += 1
                     continue
-                return Completion(error=str(error), finish="error", fault=faults.of_status(error.status, str(error)))
+                fault = error.fault or faults.of_status(error.status, str(error))
+                answer = Completion(error=str(error), finish="error", fault=fault)
             if schema is not None and level > self._format and answer.error is None:
                 self._format = level
-            return answer
+            added = {name: getattr(answer, name) + spent[name] for name in ("prompt_tokens", "tokens", "retries")}
+            return dataclasses.replace(answer, **added)
 
     def close(self) -> None:
         """Closes the connections."""
         shared_loop().run(self._http.close())
 
-    async def _post(self, fields: dict[str, Any], max_tokens: int, temperature: float) -> Completion:
-        """Sends a request with the fields that the server accepts."""
-        for _ in range(4):
-            dialect: dict[str, Any] = {self._tokens_key: max_tokens}
+    async def _post(
+        self, fields: dict[str, Any], max_tokens: int, temperature: float, spent: collections.Counter[str]
+    ) -> Completion:
+        """Sends a request with the fields that the server accepts. `spent` counts retries, and tokens of useless replies."""
+        stops: Sequence[str] = ()
+
+        def failure(reply: Any) -> ReplyError | None:
+            error = _failure(reply, stops, bool(fields.get("continue_final_message")))
+            if error is not None and isinstance(reply, dict):
+                spent["prompt_tokens"] += _count(reply.get("usage"), "prompt_tokens")
+                spent["tokens"] += _count(reply.get("usage"), "completion_tokens")
+            return error
+
+        for _ in range(5):
             if not self._stop:
-                fields = {key: value for key, value in fields.items() if key != "stop"}
-            if self._temperature:
-                dialect["temperature"] = temperature
+                fields = _without_stop(fields)
+            stops = fields.get("stop", ()) if "stop" not in self.settings else ()
+            sent = fields | {self._tokens_key: max_tokens} | ({"temperature": temperature} if self._temperature else {})
             try:
                 reply = await self._http.request(
-                    "POST", self._url, headers=self._headers, body=fields | dialect, failure=_failure
+                    "POST", self._url, headers=self._headers, body=sent, failure=failure, only_json=True
                 )
             except HttpError as error:
-                if error.status not in _REJECTED or not self._learn_dialect(str(error), fields | dialect):
+                spent["retries"] += error.tries - 1
+                if error.fault == faults.EMPTY and error.status == 0:  # there were stop strings
+                    spent["retries"] += 1
+                    fields = _without_stop(fields)
+                elif error.status not in _REJECTED or not self._learn_dialect(str(error), sent):
                     raise
                 continue
-            try:
-                return _completion(reply.json())
-            except ValueError as error:
-                message = self._http.redact(f"{self._url}: {error}")
-                return Completion(error=message, finish="error", fault=faults.HALF_REPLY)
+            spent["retries"] += reply.tries - 1
+            return _completion(reply.json())
         raise HttpError(f"{self._url}: the server accepts no form of the request", 400)
 
     def _learn_dialect(self, message: str, sent: Mapping[str, Any]) -> bool:
@@ -196,6 +218,10 @@ class OpenAIModel:
             self._stop = False
             return True
         return False
+
+
+def _without_stop(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in fields.items() if key != "stop"}
 
 
 def _content(message: Message, pictures: Sequence[str]) -> str | list[dict[str, Any]]:
@@ -222,19 +248,34 @@ def _response_format(level: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"response_format": {"type": level}} if level == "json_object" else {}
 
 
-def _failure(reply: Any) -> ReplyError | None:
-    """The error of a reply with status 200: its own, or that of its first choice. Without a choice it may pass, too."""
-    if (error := error_of(reply)) is not None or not isinstance(reply, dict) or "choices" not in reply:
+def _failure(reply: Any, stops: Sequence[str], continued: bool) -> ReplyError | None:
+    """Why a reply with status 200 is of no use: its own error, or that of its first choice; half a reply; no text.
+
+    Args:
+      stops: stop strings that can be left out. If one of them is no tag, the reply may end in the line of a thought.
+      continued: the reply goes on with a message, and may be empty.
+    """
+    if (error := error_of(reply)) is not None:
         return error
-    if not reply["choices"]:
+    if isinstance(reply, dict) and "choices" in reply and not reply["choices"]:
         return ReplyError(502, "no choices")
     try:
         choice = reply["choices"][0]
-        ended = choice.get("finish_reason") in ("error", "abort")  # OpenRouter's and vLLM's, perhaps with half a text
-    except (KeyError, TypeError, AttributeError):
+        finish = choice.get("finish_reason")
+        if (error := error_of({"error": choice.get("error")})) is not None:
+            return error
+        if finish in ("error", "abort"):  # OpenRouter's and vLLM's, perhaps with half a text
+            return ReplyError(502, "the server ended the answer")
+        answer = _completion(reply)
+    except (LookupError, TypeError, AttributeError, ValueError):
+        return ReplyError(502, f"{_NO_MESSAGE}: {json.dumps(reply)[:200]}", faults.HALF_REPLY)
+    lines = not all(map(_TAG.fullmatch, stops))
+    text = split_thoughts(answer.text)[1] if lines else answer.text
+    final = answer.fault not in ("", faults.EMPTY) or (finish == "length" and answer.tokens > 0)  # it would be so again
+    if text.strip() or final or (continued and answer.error is None):
         return None
-    return error_of({"error": choice.get("error")}) or (
-        ReplyError(502, "the server ended the answer") if ended else None
+    return ReplyError(
+        0 if lines else 502, answer.error or f"an answer without text (finish_reason {finish!r})", faults.EMPTY
     )
 
 
@@ -245,7 +286,7 @@ def _completion(reply: Any) -> Completion:
         message = choice["message"]
         content = message.get("content")
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"the reply has no choices[0].message: {json.dumps(reply)[:200]}") from error
+        raise ValueError(f"{_NO_MESSAGE}: {json.dumps(reply)[:200]}") from error
     if isinstance(content, list):  # a list of parts
         content = "".join(
             part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from routerl_jax.core.ledger import Ledger
-from routerl_jax.core.text import replace_surrogates
+from routerl_jax.core.text import replace_surrogates, sentence_ends, split_thoughts
 from routerl_jax.core.types import Failure, StopReason, Usage
 from routerl_jax.engine.policy import DoesNotFit, Endpoint, Generated, PromptTooLong, Stream, TurnFailed
 from routerl_jax.engine.sampling import GREEDY, Sampling
@@ -29,6 +29,8 @@ from routerl_jax.services.transcript import PICTURE, ChatRequest, SentPictures, 
 # Finds the beginning of the policy's own text in an endpoint's reply, and the stop string that ended it.
 
 MOST = 4  # the most that OpenAI takes
+_SENTENCE = re.compile(r"[.?!]+\s+")  # a stop string that ends a sentence,
+_LINE = re.compile(r"^\n|:$")  # and one that ends a line
 _NO_THOUGHTS = re.compile(r"<think>\s*</think>")
 
 
@@ -40,36 +42,43 @@ class Ended(NamedTuple):
 
 
 def opening_of(stop: str) -> str:
-    """The opening tag of a stop string: `<search>` for `</search>`, `<|begin_of_query|>` for `<|end_of_query|>`, `[tool]` for
-    `[/tool]`; "" if the string closes nothing."""
+    """The opening tag of a stop string: `<search>` for `</search>`, `<|begin_of_query|>` for `<|end_of_query|>` (or any
+    other name after `end_`), `[tool]` for `[/tool]`; "" if the string closes nothing."""
     if match := re.fullmatch(r"([<\[])/([^<>\[\]]+)([>\]])", stop):
         return "".join(match.groups())
-    if match := re.fullmatch(r"<\|end_of_(.+)\|>", stop):
-        return f"<|begin_of_{match[1]}|>"
+    if match := re.fullmatch(r"<\|end_(.+)\|>", stop):
+        return f"<|begin_{match[1]}|>"
     return ""
 
 
-def to_send(stops: Sequence[str]) -> list[str]:
-    """The stop strings that are sent to the endpoint.
+def to_send(stops: Sequence[str], begun: str = "") -> list[str]:
+    """The stop strings that are sent to the endpoint, at most `MOST`.
 
-    A reply comes without the stop string that ended it. So only strings that can be put back are sent; at the others, the reply
-    is cut here.
+    A reply comes without the stop string that ended it. So only those are sent without which the reply says the same: closing
+    tags, which can be put back, and what ends a line, which is a line break before other text, or the label of the next line
+    ("Observation:"). At the others, the reply is cut here. Among these are the ends of sentences, since a server would stop at
+    "J. Lee".
+
+    Args:
+      begun: a beginning that the reply is to repeat. What stands in it would end the reply too early, as may any line break.
     """
-    return [stop for stop in stops if opening_of(stop)][:MOST]
+    closers = [*filter(opening_of, stops), *filter(_LINE.search, stops)]
+    return [stop for stop in closers if not begun or (stop.strip() and stop not in begun)][:MOST]
 
 
 def ended(reply: Completion, text: str, stops: Sequence[str], begun: str = "") -> Ended:
     """How a reply ended.
 
-    The reply is cut after the first stop string in it, whatever the endpoint did. Otherwise, unless `max_tokens` cut it off,
-    the stop string that the endpoint names is put back. If it names none, the one that closes the last open tag is put back.
-    (If the model itself ended before it closed the tag, that looks the same.)
+    The reply is cut after the first stop string in it, whatever the endpoint did. ". " counts where a sentence ends
+    (`core.text.sentence_ends`), and a line break after some text. Otherwise, unless `max_tokens` cut it off, the stop string
+    that the endpoint names is put back. If it names none, the one that closes the last open tag is put back. (If the model
+    itself ended before it closed the tag, that looks the same.)
 
     Args:
       text: the part of the reply that belongs to the turn.
       begun: the forced beginning of the turn, which the text continues.
     """
-    stop_ends = [(at + len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
+    stop_ends = [(at + len(stop), stop) for stop in stops if (at := _find(text, stop)) >= 0]
     if stop_ends:
         return Ended(text[: min(stop_ends)[0]], "stop")
     if reply.finish == "length":
@@ -78,19 +87,37 @@ def ended(reply: Completion, text: str, stops: Sequence[str], begun: str = "") -
         return Ended(text + reply.stopped_by, "stop")
     turn = begun + text
     unclosed = [
-        (at, stop) for stop in to_send(stops) if (at := turn.rfind(opening_of(stop))) >= 0 and at > turn.rfind(stop)
+        (at, stop)
+        for stop in to_send(stops)
+        if opening_of(stop) and (at := turn.rfind(opening_of(stop))) >= 0 and at > turn.rfind(stop)
     ]
     return Ended(text + max(unclosed)[1], "stop") if unclosed else Ended(text, "eos")
 
 
+def _find(text: str, stop: str) -> int:
+    """Where a stop string ends a text first; -1 if it does not. Lines and sentences of thoughts, and empty lines before the
+    text, do not count."""
+    sentence = _SENTENCE.fullmatch(stop)
+    if not sentence and not _LINE.search(stop):
+        return text.find(stop)
+    said = split_thoughts(text)[1]
+    start = len(said) - len(said.lstrip())
+    if not sentence:
+        return said.find(stop, start)
+    ends = set(sentence_ends(said))
+    places = (match.start() for match in re.finditer(re.escape(stop), said))
+    return next((at for at in places if at + len(stop.rstrip()) in ends), -1)
+
+
 def continuation(text: str, begun: str) -> str:
-    """A reply without the beginning that it was asked to repeat, and without anything before that."""
+    """A reply without the beginning that it was asked to repeat, and without anything before that. "" if it ends within the
+    beginning. White space need not be the same."""
     beginning = begun.strip()
     last_line = beginning.splitlines()[-1].strip() if beginning else ""
     for repeated in dict.fromkeys((beginning, last_line if last_line.endswith(">") else "")):
-        if repeated and repeated in text:
-            return text[text.index(repeated) + len(repeated) :]
-    return text
+        if repeated and (found := re.search(r"\s+".join(map(re.escape, repeated.split())), text)):
+            return text[found.end() :]
+    return "" if " ".join(beginning.split()).startswith(" ".join(text.split())) else text
 
 
 def after_message(text: str, message: str) -> str:
@@ -312,7 +339,7 @@ class ChatModel(Endpoint):
     def _fields(self, stream: Stream, request: _Request) -> dict[str, Any]:
         """Fields of a request besides messages, `max_tokens` and `temperature`."""
         sampling, fields = request.sampling, {}
-        if stops := to_send(request.stops):
+        if stops := to_send(request.stops, "" if request.chat.continued else request.chat.begun.strip()):
             fields["stop"] = stops
         if request.chat.continued:
             fields |= {"continue_final_message": True, "add_generation_prompt": False}
@@ -343,25 +370,29 @@ class ChatModel(Endpoint):
         cost = self.price.of(reply.prompt_tokens, reply.tokens)
         if reply.cached:
             self.budget.spend(cost)
+        if request.chat.continued:
+            whole = after_message(reply.text, request.chat.messages[-1].content)
+        else:
+            whole = continuation(reply.text, request.chat.begun)
+        text, reason = ended(reply, replace_surrogates(whole), request.stops, request.chat.begun)
+        # What was written behind the turn's end does not count; its share of the tokens is about that of the words.
+        dropped = len(whole[len(text) :].split()) / max(len(reply.text.split()), 1)
         assert stream.usage is not None
         stream.usage += Usage(
             replies=1,
             kept=int(reply.cached),
+            retries=reply.retries,
             prompt_tokens=reply.prompt_tokens,
-            tokens=reply.tokens,
+            tokens=round(reply.tokens * (1 - dropped)),
             seconds=reply.seconds,
             cost=cost,
         )
         if reply.error is not None:
             return TurnFailed(Failure(kind=reply.fault or faults.OTHER, message=reply.error))
-        if request.chat.continued:
-            text = after_message(reply.text, request.chat.messages[-1].content)
-        else:
-            text = continuation(reply.text, request.chat.begun)
-        if not text.strip() and not request.chat.continued:  # a continued message may end where it is
+        # A continued message may end where it is; a reply that only repeats its beginning is an empty turn, too.
+        if not reply.text.strip() and not request.chat.continued:
             message = f"{self.name} replied with no text (finish_reason {reply.finish!r}, {reply.tokens} tokens)"
             return TurnFailed(Failure(kind=faults.EMPTY, message=message))
-        text, reason = ended(reply, replace_surrogates(text), request.stops, request.chat.begun)
         ids = self.transcript.encode_written(text)
         stream.ledger.sample(ids, [0.0] * len(ids), -1)
         stream.turn += 1

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import hashlib
 import io
+import itertools
 import re
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from typing import Any, Literal
 from PIL import Image
 
 from routerl_jax.core.ledger import Ledger
-from routerl_jax.core.tokenizer import ReplyRole, Tokenizer
+from routerl_jax.core.tokenizer import ReplyRole, Tokenizer, check_length
 from routerl_jax.core.types import Failure, Message, PlacedImage
 from routerl_jax.engine.policy import TurnFailed
 from routerl_jax.models.images import ImageProcessor, ImageSource, decode_image, image_digest
@@ -161,7 +162,8 @@ class Transcript(Tokenizer):
         self._lock = threading.Lock()
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text. Marks in it become the ids of marks."""
+        """Ids of a text. Marks in it become the ids of marks. Raises DoesNotFit as any tokenizer."""
+        check_length(text)
         ids: list[int] = []
         end = 0
         for match in _MARK.finditer(text):
@@ -169,6 +171,10 @@ class Transcript(Tokenizer):
             ids.append(self._numbers[match[0]])
             end = match.end()
         return ids + self.encode_written(text[end:])
+
+    def exceeds(self, text: str, tokens: int) -> bool:
+        """Whether the text has more than this number of tokens."""
+        return sum(1 for _ in itertools.islice(_PIECE.finditer(text), max(tokens, 0) + 1)) > tokens
 
     def prepare(self, texts: Iterable[str]) -> None:
         """Does nothing: its ids are numbered in the order in which texts come."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -169,8 +169,16 @@ class Ahead:
         self.positions = self._source.positions
         return self._source.roll_out(step, whole=whole)
 
+    @property
+    def under_way(self) -> Collection[str]:
+        return self._source.under_way
+
     def state(self) -> bytes:
-        return b"" if self._waiting is None else dumps(self._waiting)
+        return self.kept()()
+
+    def kept(self) -> Callable[[], bytes]:
+        waiting = self._waiting
+        return lambda: b"" if waiting is None else dumps(waiting)
 
     def restore(self, state: bytes) -> None:
         if state:

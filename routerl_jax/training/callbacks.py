@@ -93,13 +93,16 @@ class Callback:
         """Before the rollouts of a step."""
 
     def on_step_end(self, step: Step) -> Alarm | None:
-        """After the updates of a step; the engine has the new weights. An alarm stops the run, on all processes alike."""
+        """After the updates of a step; the engine has the new weights. An alarm stops the run, on all processes alike.
+
+        If the run is interrupted while callbacks see a step, they see it again when it goes on, with their `state` from before.
+        """
 
     def on_finish(self, error: BaseException | None = None) -> None:
         """After the last step of this session. `error`: what ended it, if it ends otherwise."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, as JSON-serialisable data."""
+        """What a checkpoint keeps of it, as JSON-serialisable data. Asked after every step, as the next may be interrupted."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:

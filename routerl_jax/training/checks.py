@@ -20,6 +20,7 @@ from routerl_jax.agents.agent import check_choices
 from routerl_jax.core.buckets import fetched
 from routerl_jax.core.config import first_difference, naming
 from routerl_jax.core.files import read_json, write_atomic
+from routerl_jax.core.secrets import without_secrets
 from routerl_jax.core.types import Example
 from routerl_jax.data.gold_paths import known_path
 from routerl_jax.data.overlap import examples_of, find_overlaps
@@ -53,8 +54,9 @@ _SAMPLES, _SAMPLE = 64, 2**12  # pieces of a file of weights that are read, and 
 _WEIGHTS = (".safetensors", ".bin", ".gguf")
 
 Inputs = dict[str, dict[str, Any]]
-# Settings that fit a run into memory. They change its results by rounding alone, so a run may be resumed with others.
-_MEMORY = {"engine": ("rows",), "learner": ("micro_tokens", "remat")}
+# Settings that fit a run into memory, or a machine. They change its results by rounding alone, so a run may be resumed with
+# others.
+_MEMORY = {"engine": ("rows",), "learner": ("micro_tokens", "remat"), "mesh": ("peer_timeout",)}
 
 
 def check_run(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> Recipe:
@@ -126,8 +128,8 @@ def _check_settings(config: TrainConfig, path: pathlib.Path, resume: bool) -> No
         return
     key, before, now = first_difference(saved.get(differing[0]), current[differing[0]], f"config.{differing[0]}")
     raise ValueError(
-        f"{path} was made with another configuration ({key} was {before!r}, and now it is {now!r}); resume with the same one, "
-        f"or use another --workdir"
+        f"{path} was made with another configuration ({key} was {without_secrets(before, key)!r}, and now it is {now!r}); "
+        f"resume with the same one, or use another --workdir"
     )
 
 
@@ -290,7 +292,7 @@ def _knowledge(spec: KnowledgeConfig) -> dict[str, str]:
         result["built"] = _sha256(facts)
     if (passages := atlas_passages(spec)) is not None:
         result["source"] = passages_sha256(passages)
-    elif spec.source and spec.kind not in ("tool", "hybrid") and not spec.source.startswith(("http://", "https://")):
+    elif spec.source and spec.kind not in ("tool", "hybrid") and not spec.served:
         settings = [
             pathlib.Path(value).expanduser() for value in spec.settings.values() if value and isinstance(value, str)
         ]

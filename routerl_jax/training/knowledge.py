@@ -25,6 +25,7 @@ from routerl_jax.core.buckets import fetched, in_bucket, path_of, url_of
 from routerl_jax.core.config import from_config_dict, naming, unknown_key
 from routerl_jax.core.files import cache_directory
 from routerl_jax.core.registry import Registry
+from routerl_jax.core.secrets import masked, resolved
 from routerl_jax.core.types import Query, TextAndImage, ToolSchema, kb_schema
 from routerl_jax.data.readers import open_dataset
 from routerl_jax.knowledge.base import KnowledgeBase
@@ -218,7 +219,8 @@ def check_sources_differ(knowledge: Mapping[str, KnowledgeConfig]) -> None:
 def _check_kb(name: str, spec: KnowledgeConfig) -> None:
     if spec.members:
         raise ValueError(f"config.knowledge.{name}.members: kind={spec.kind!r} joins no others, only 'hybrid' does")
-    if spec.source.startswith(("http://", "https://")):
+    if spec.served:
+        resolved(spec.source, f"config.knowledge.{name}.source")  # raises for a variable that is not set
         return
     if spec.directory and built_at(spec.directory):
         return
@@ -266,9 +268,9 @@ def tool_factory(name: str, spec: KnowledgeConfig) -> Callable[..., SearchTool]:
 def make_tool(name: str, spec: KnowledgeConfig) -> SearchTool:
     """A tool of kind "tool". Raises ValueError if it can't be made, or can't search."""
     try:
-        tool = tool_factory(name, spec)(**spec.settings)
+        tool = tool_factory(name, spec)(**resolved(spec.settings, f"config.knowledge.{name}.settings"))
     except (ValueError, OSError, RuntimeError) as error:
-        raise ValueError(f"config.knowledge.{name}: {spec.source} made no tool: {error}") from error
+        raise ValueError(masked(f"config.knowledge.{name}: {spec.source} made no tool: {error}")) from error
     search = getattr(tool, "search", None)
     if not callable(search):
         raise ValueError(
@@ -329,8 +331,8 @@ def _open_kb(
     from routerl_jax.knowledge.builds import check_kb
     from routerl_jax.knowledge.load import load_kb
 
-    if spec.source.startswith(("http://", "https://")):
-        return load_kb(spec.source)
+    if spec.served:
+        return load_kb(resolved(spec.source, f"config.knowledge.{name}.source"))
     directory = _built_in_bucket(name, spec, progress) if in_bucket(spec.directory) else kb_directory(name, spec)
     if not (directory / MANIFEST).is_file():  # several processes of a host may get here: one builds, the others wait
         _build_kb(name, spec, directory, progress)

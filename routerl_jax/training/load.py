@@ -9,6 +9,7 @@ from typing import Any
 from flax import nnx
 from jax.sharding import Mesh
 
+from routerl_jax.core.config import SecretSetting
 from routerl_jax.core.files import read_json
 from routerl_jax.evaluation.records import read_records
 from routerl_jax.learning.checkpoints import Checkpoints, saved_steps
@@ -38,7 +39,11 @@ def load_config(workdir: pathlib.Path) -> TrainConfig:
     path = workdir / "config.json"
     if not path.is_file():
         raise ValueError(f"{workdir} holds no run (config.json is missing); give the --workdir of launch.train")
-    return kept_config(read_json(path, "the run can't be used without it"))
+    kept = read_json(path, "the run can't be used without it")
+    try:
+        return kept_config(kept)
+    except SecretSetting as error:  # of a run that was begun before they were refused
+        raise ValueError(f"{path}: {error}") from error
 
 
 def load_policy(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,9 +16,11 @@ import numpy as np
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.driver import no_room
+from routerl_jax.core import stopping
 from routerl_jax.core.config import naming
 from routerl_jax.core.files import write_atomic
 from routerl_jax.core.progress import Bar, note
+from routerl_jax.core.safe_pickle import dumps, loads
 from routerl_jax.core.text import counted
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.engine.engine import Engine
@@ -96,10 +99,11 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
     Raises:
       ValueError: the configuration or an input is wrong, or `workdir` belongs to another run or is in use.
       RunStopped: the run went wrong (config.watch).
+      Interrupted: Ctrl-C or SIGTERM; there is a checkpoint of the last whole step.
     """
     config = count_steps(config)
     tell_compilations()
-    with job_directory_lock(workdir):
+    with job_directory_lock(workdir), multihost.watched():
         results = _train(config, workdir, resume=resume)
         return run_controls(config, workdir, results, _train) if config.controls else results
 
@@ -107,10 +111,11 @@ def train_rl(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False
 def _train(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = False) -> dict[str, Any]:
     session = _Session(config, workdir, resume)
     try:
-        if config.evaluation.before and session.run.start == 0:
-            session.evaluation.keep(before_agents(config, session.evaluation.agent), "warm_start")
-            check_calibration(session.evaluation.calibration(), config.evaluation.calibration)
-        return session.finish(session.train())
+        with stopping.deferred():
+            if config.evaluation.before and session.run.start == 0:
+                session.evaluation.keep(before_agents(config, session.evaluation.agent), "warm_start")
+                check_calibration(session.evaluation.calibration(), config.evaluation.calibration)
+            return session.finish(session.train())
     finally:
         if session.judge is not None:
             session.judge.close()
@@ -174,8 +179,13 @@ class _Session:
         parts = (self.stages, self.recipe.agent, self.engine, self.tools)
         source = PartialRollouts(*parts) if config.rollout.partial else RolloutSource(*parts)
         self.source = Ahead(source, apart=bool(config.mesh.engine)) if config.rollout.ahead else source
+        self.ending: Step | None = None  # a step whose updates the checkpoint has, and whose end was interrupted
+        self.whole: _Whole | None = None
         with naming(f"{self.workdir / 'checkpoints' / str(self.run.start)}"):
-            self.source.restore(self.run.restored_rollouts)
+            waiting = self.run.restored_rollouts
+            if "ending" in self.run.restored:
+                self.ending, waiting = loads(waiting)
+            self.source.restore(waiting)
 
     def train(self) -> Alarm | None:
         """Runs all remaining steps. If something goes wrong, it ends early and returns the alarm."""
@@ -204,15 +214,26 @@ class _Session:
             contextlib.closing(self.source),
             running(callbacks, shown, self.own, self.run.restored.get("callbacks", {})),
         ):
-            return self._steps(callbacks, checkpointing)
+            try:
+                return self._steps(callbacks, checkpointing)
+            except stopping.Interrupted:
+                if self.whole is not None:
+                    self.engine.rest()
+                    checkpointing.interrupted(self.whole.completed, self._state_of(self.whole))
+                raise
+            finally:
+                stopping.release()
 
     def _steps(self, callbacks: Sequence[Callback], checkpointing: Checkpointing) -> Alarm | None:
         steps, start = self.config.steps, self.run.start
+        if self.ending is not None and (alarm := self._end(callbacks, self.ending)):
+            return alarm
         paces: list[float] = []  # seconds of the first steps of this session
         shown = {"total": steps, "desc": "training", "unit": "step", "disable": not multihost.is_main()}
         with Bar(range(start, steps), initial=start, **shown) as bar:
             for step in bar:
                 clock, stage = Clock(), self.stages.at(step)
+                multihost.at_step(step)
                 try:
                     for callback in callbacks:
                         callback.on_step_begin(step)
@@ -228,7 +249,7 @@ class _Session:
                         episodes=rollouts.episodes,
                         seconds=clock.seconds,
                     )
-                    if alarm := end_step(callbacks, taken):
+                    if alarm := self._end(callbacks, taken):
                         return alarm
                 except NotFinite as error:
                     return Alarm(step, error.metric, str(error))
@@ -238,6 +259,28 @@ class _Session:
                 if len(paces) == _ESTIMATED_AFTER and multihost.is_main():
                     note(estimate(paces, steps - step - 1))
         return None
+
+    def _end(self, callbacks: Sequence[Callback], step: Step) -> Alarm | None:
+        """Shows a step to callbacks, which may evaluate for long. A session that goes on after an interruption there does so
+        again."""
+        self._note_whole(step, ending=True)
+        stopping.release()
+        alarm = end_step(callbacks, step)
+        self._note_whole(step)
+        return alarm
+
+    def _note_whole(self, step: Step, *, ending: bool = False) -> None:
+        shown = None
+        if ending:
+            episodes = step.episodes if self.own else ()
+            shown = dataclasses.replace(step, metrics=dict(step.metrics), seconds=dict(step.seconds), episodes=episodes)
+        self.whole = _Whole(
+            completed=step.completed,
+            state=copy.deepcopy(self._start_of_controls(step) | {"streams": self.stages.state()}),
+            tools=tool_counts(self.tools),
+            rollouts=None if self.source.under_way else self.source.kept(),
+            ending=shown,
+        )
 
     def _start_of_controls(self, step: Step) -> dict[str, Any]:
         """What the first checkpoint of a control keeps of the run."""
@@ -250,8 +293,17 @@ class _Session:
             "streams": self.stages.state(),
             "rollouts": self.source.state(),
             "seconds": self._seconds(),
-            "tools": self._counted(),
+            "tools": self._counted(tool_counts(self.tools)),
         }
+
+    def _state_of(self, whole: _Whole) -> dict[str, Any] | None:
+        """What the checkpoint of an interrupted run keeps; None if there can be none."""
+        if whole.rollouts is None:
+            return None
+        rollouts = whole.rollouts()
+        ending = {"ending": True, "rollouts": dumps((whole.ending, rollouts))} if whole.ending is not None else {}
+        counted = self._counted(whole.tools)
+        return {**whole.state, "seconds": self._seconds(), "tools": counted, "rollouts": rollouts, **ending}
 
     def finish(self, alarm: Alarm | None) -> dict[str, Any]:
         """Exports the policy, scores it and its baselines, and writes results.json.
@@ -270,7 +322,7 @@ class _Session:
         table = evaluation.kept(["warm_start", *config.stages])
         table |= evaluation.table(agents) if usable else {}
         table = {config.evaluation.names.get(name, name): row for name, row in table.items()}
-        counted = self._counted()
+        counted = self._counted(tool_counts(self.tools))
         results = {
             "agents": table,
             "seconds": self._seconds() | {"training": sum(row.get("timing_s/step", 0.0) for row in rows)},
@@ -300,9 +352,28 @@ class _Session:
         now = {**self.clock.seconds, "total": time.perf_counter() - self.started}
         return {name: earlier.get(name, 0.0) + now.get(name, 0.0) for name in {**earlier, **now}}
 
-    def _counted(self) -> dict[str, Any]:
-        """Counts of requests to the tools, over all sessions and processes (a collective call)."""
-        return together(self.counted_earlier, of_all_processes(tool_counts(self.tools)))
+    def _counted(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Counts of requests to the tools, over all sessions and processes (a collective call). `own`: this one's."""
+        return together(self.counted_earlier, of_all_processes(own))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Whole:
+    """The run as it was after its last whole step, for a checkpoint if the next one is interrupted.
+
+    Attributes:
+      completed: steps whose updates are made.
+      state: what a checkpoint keeps besides.
+      tools: counts of requests to the tools.
+      rollouts: gives the rollouts that waited; None if attempts are under way, which no checkpoint holds.
+      ending: the last step, if callbacks have not seen it, or not all of them.
+    """
+
+    completed: int
+    state: Mapping[str, Any]
+    tools: Mapping[str, Any]
+    rollouts: Callable[[], bytes] | None
+    ending: Step | None
 
 
 def _check_room(config: TrainConfig, agent: Agent, stage: RunStage, engine: Engine) -> None:

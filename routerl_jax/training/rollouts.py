@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,7 @@ class RolloutSource:
                 break
             replaced |= set(flat[: len(asked)])
             refills += 1
+        of_engine, engine.stats = engine.stats, EngineStats()  # not what a validation adds before the step takes them
         return Rollouts(
             step=step,
             episodes=episodes,
@@ -128,7 +129,7 @@ class RolloutSource:
             refills=refills,
             version=engine.version,
             driver=stats,
-            engine=engine.stats,
+            engine=of_engine,
             tools=tool_metrics(self.tools, counted),
             partial=self._metrics(episodes),
             seconds=clock.seconds,
@@ -171,6 +172,10 @@ class RolloutSource:
     def state(self) -> bytes:
         """Rollouts that wait for their step, for a checkpoint; b"" if there are none."""
         return b""
+
+    def kept(self) -> Callable[[], bytes]:
+        """What gives the present `state` also when later steps have taken their rollouts."""
+        return self.state
 
     def restore(self, state: bytes) -> None:
         """Restores the rollouts that waited when a checkpoint was written.

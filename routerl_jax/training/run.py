@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from routerl_jax.core.buckets import in_bucket, url_of
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.packages import code_version
+from routerl_jax.core.secrets import without_secrets
 from routerl_jax.knowledge.corpus import file_sha256
 from routerl_jax.learning.batch import BatchLayout
 from routerl_jax.learning.checkpoints import Checkpoints, Damaged, model_fields
@@ -94,7 +95,7 @@ class Run:
             trainable=trained_parameters(model, config.model.freeze),
         )
         self.checkpoints = Checkpoints(workdir / "checkpoints", config.checkpoint.keep)
-        self.start = 0
+        self.start = self.saved = 0  # steps that the session begins after; steps of its newest checkpoint
         self.restored: dict[str, Any] = {}
         self.restored_rollouts = b""
         self._lora = lora_fields(model)
@@ -106,8 +107,10 @@ class Run:
                 f"{workdir} has {self.start} steps already, more than config.steps={config.steps}: raise it"
             )
         self.policy()  # makes the model drop the initial weights, which would stay on the devices otherwise
+        # callbacks see a step again whose end was interrupted, and the writer is one of them
+        seen = self.start - ("ending" in self.restored)
         self.writer = MetricWriter(
-            workdir, self.start, enabled=multihost.is_main(), log=config.log, config=as_json(config)
+            workdir, seen, enabled=multihost.is_main(), log=config.log, config=without_secrets(as_json(config))
         )
         if multihost.is_main():
             # A policy exported by an earlier session will be older than the checkpoints from here on.
@@ -140,6 +143,7 @@ class Run:
         self.checkpoints.wait()  # the earlier one; orbax would now wait for it, too
         send(self.workdir)  # before the checkpoint: a session that resumes from it needs the metrics that belong to it
         (into or self.checkpoints).save(step, self.learner.state, self.learner.reference, extra, rollouts)
+        self.saved = self.saved if into else step
 
     def _check_weights(self) -> None:
         if not self.learner.finite():
@@ -177,6 +181,7 @@ class Run:
         self.layout.capacity = max(self.layout.capacity, self.restored.get("micro_batches", 1))
         self.layout.width = min(self.layout.width, self.restored.get("micro_width", self.layout.width))
         self.policy()
+        self.saved = step
         return step
 
     def optimizer(self, updates: int) -> optax.GradientTransformation:
@@ -244,6 +249,26 @@ class Checkpointing(Callback):
             with self._clock("checkpoint"):
                 self._run.save(step.completed, **self._state(step))
             self._pending = False
+
+    def interrupted(self, completed: int, state: Mapping[str, Any] | None) -> None:
+        """Writes a checkpoint of a run that is interrupted, unless there is one of this step, and waits until it is written.
+
+        Args:
+          completed: whole steps.
+          state: as arguments of `Run.save`; None if attempts are under way, which no checkpoint holds.
+        """
+        if completed != self._run.saved:
+            reason = "a watched metric is bad (config.watch)" if self._watch.worried else ""
+            if state is None:
+                reason = "attempts are under way, which no checkpoint holds (config.rollout.partial)"
+            elif not reason:
+                try:
+                    self._run.save(completed, **state)
+                except NotFinite as error:
+                    reason = str(error)
+            if reason and multihost.is_main():
+                logging.warning("no checkpoint of step %d is written: %s", completed, reason)
+        self._run.checkpoints.wait()
 
 
 def policy_damage(workdir: pathlib.Path) -> str:

@@ -29,6 +29,7 @@ from routerl_jax.learning.losses import Aggregation, LossConfig
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.decoder import Remat
 from routerl_jax.models.lora import LoraConfig
+from routerl_jax.parallel.multihost import PEER_TIMEOUT
 from routerl_jax.parallel.sharding import Layout
 from routerl_jax.rewards.metrics import NORMALIZERS
 from routerl_jax.training.credit import credit_named
@@ -71,6 +72,8 @@ class MeshConfig:
     # devices; `tensor` divides the engine's devices, too
     engine: Count = 0
     cpu_devices: Count = 0  # virtual devices to split a CPU into; 0: one
+    # seconds without a sign of life after which another process of the job counts as lost, and this one ends (--distributed)
+    peer_timeout: Annotated[float, Range(least=5)] = PEER_TIMEOUT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,8 +106,8 @@ class KnowledgeConfig:
     """One knowledge base. It is built into `directory` on first use, and loaded from there later."""
 
     # atlas/NAME, a corpus (knowledge.corpus, knowledge.tables), or the URL of a served knowledge base (knowledge.load; the
-    # server then has the other settings); empty: `directory` exists. Kind "tool": the function that makes it,
-    # package.module:factory
+    # server then has the other settings; `$NAME` in it is read from the environment); empty: `directory` exists. Kind "tool":
+    # the function that makes it, package.module:factory
     source: str = ""
     kind: str = "dense_text"  # knowledge.base.KB_KINDS, or "tool": anything with search(queries, k)
     # text encoder of queries and passages: a directory, hub id or PyPI model (models.pretrained)
@@ -119,12 +122,17 @@ class KnowledgeConfig:
     # config.agent.prompt
     description: str = ""
     # fields of the kind's own configuration (knowledge.builds), such as {"extractor": "given", "triples": FILE} for "graph"; or
-    # the arguments of a tool
+    # the arguments of a tool, where `$NAME` is read from the environment: secrets are refused here
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.rerank_depth != KnowledgeConfig.rerank_depth and not self.reranker:
             raise ValueError(f"rerank_depth={self.rerank_depth}: there is no reranker; name one, or leave it out")
+
+    @property
+    def served(self) -> bool:
+        """Whether the source is a URL, or the environment variable that holds one."""
+        return self.kind != "tool" and self.source.startswith(("http://", "https://", "$"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from absl import logging
 
 from routerl_jax.agents.agent import Agent
 from routerl_jax.agents.observation import demonstrated, texts
+from routerl_jax.core import stopping
 from routerl_jax.core.files import read_json, write_atomic
 from routerl_jax.core.progress import Bar, note
 from routerl_jax.core.tokenizer import Tokenizer
@@ -56,10 +57,11 @@ def train_sft(config: TrainConfig, workdir: pathlib.Path, *, resume: bool = Fals
     Raises:
       RunStopped: the run went wrong (config.watch), and its checkpoints are from before the trouble; or its updates taught next
         to nothing.
+      Interrupted: Ctrl-C or SIGTERM; there is a checkpoint of the last update.
       ValueError: the configuration or an input is wrong, or `workdir` belongs to another run or is in use.
     """
     tell_compilations()
-    with job_directory_lock(workdir):
+    with job_directory_lock(workdir), multihost.watched():
         return _train(config, workdir, resume)
 
 
@@ -90,20 +92,22 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
     metrics: dict[str, float] = {}
     tokens_seen, started = 0, time.perf_counter()
     shown = {"total": config.steps, "desc": "supervised", "unit": "step", "disable": not multihost.is_main()}
-    callbacks = [
-        Profiler(profiled_steps(config.profile)),
-        *own.values(),
-        run.writer,
-        watch,
-        Checkpointing(run, watch, lambda _: {"watch": watch.state(), **states(own)}, Clock()),
-    ]
+    checkpointing = Checkpointing(run, watch, lambda _: {"watch": watch.state(), **states(own)}, Clock())
+    callbacks = [Profiler(profiled_steps(config.profile)), *own.values(), run.writer, watch, checkpointing]
     training = Training(config=config, workdir=workdir, learner=run.learner, start=run.start)
     alarm: Alarm | None = None
     with (
+        stopping.deferred(),
         running(callbacks, training, own, run.restored.get("callbacks", {})),
         Bar(range(run.start, config.steps), initial=run.start, **shown) as bar,
     ):
         for step in bar:
+            multihost.at_step(step)
+            try:
+                stopping.hold()
+            except stopping.Interrupted:
+                checkpointing.interrupted(step, {"watch": watch.state(), **states(own)})
+                raise
             for callback in callbacks:
                 callback.on_step_begin(step)
             metrics, tokens = _update(run, fitting, source, drills, step)
@@ -118,6 +122,7 @@ def _train(config: TrainConfig, workdir: pathlib.Path, resume: bool) -> dict[str
                 alarm = end_step(callbacks, Step(number=step, metrics=metrics))
             except NotFinite as error:
                 alarm = Alarm(step, error.metric, str(error))
+            stopping.release()
             if alarm:
                 break
     if alarm:

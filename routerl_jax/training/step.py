@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from routerl_jax.agents.agent import SearchTool
+from routerl_jax.core import stopping
 from routerl_jax.core.types import Episode
 from routerl_jax.core.types import Sequence as TokenSequence
 from routerl_jax.engine.engine import Engine
@@ -102,6 +103,7 @@ def _learn(
     sequences, owner = sequences_of(episodes)
     portion = -(-len(sequences) // settings.minibatches)
     reference = None
+    stopping.check()
     if settings.reward_kl_coef:
         with clock("reference"):
             reference = learner.logprobs(sequences, learner.reference, portion=portion)
@@ -120,6 +122,7 @@ def _learn(
     for _ in range(settings.passes):
         for minibatch in portions(credit.keep, settings.minibatches, order, together):
             if len(minibatch):
+                stopping.hold()  # from the first update on, the weights of the last whole step are gone
                 _update(stage, run_, sequences, learned, credit, minibatch, updates, clock)
     if not len(credit.keep):  # nothing to learn from; sampler and learner are compared all the same
         scored = learner.logprobs(sequences, portion=portion)

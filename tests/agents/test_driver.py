@@ -4,8 +4,10 @@ import asyncio
 import dataclasses
 import json
 import re
+import sys
 import threading
 import types
+from asyncio import CancelledError
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.driver import DriverStats, no_room, run
+from routerl_jax.core.background import in_thread, shared_loop
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.core.types import Episode, Example, Passage
@@ -95,6 +98,29 @@ def test_a_tool_that_raises_becomes_an_observation():
         assert episode.calls[0].error == "ConnectionError: the index is on fire"
         assert "the index is on fire" in episode.turns[0].observation
     assert stats.tool_errors == 6
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), StopIteration(), GeneratorExit(), CancelledError()]
+)
+def test_a_tool_that_exits_ends_no_run(error):
+    class Exits:
+        def search(self, queries, k):
+            raise error
+
+    for episode in run(AGENT, EXAMPLES[:2], ScriptedEngine(script), knowledge(text=Exits())):
+        assert episode.answer == "Accra"
+        assert episode.calls[0].error.startswith(f"{type(error).__name__}: ")
+
+
+def test_work_that_exits_ends_no_loop_that_others_share():
+    async def exits():
+        raise SystemExit(3)
+
+    for work in (exits(), in_thread(lambda: sys.exit(3), "exits")):
+        with pytest.raises(RuntimeError, match="SystemExit: 3"):
+            shared_loop().run(work, timeout=30)
+    assert shared_loop().run(in_thread(lambda: 1, "works"), timeout=30) == 1
 
 
 def test_one_bad_query_spoils_no_other():

@@ -17,9 +17,10 @@ from routerl_jax.agents.agent import Agent, FixedRouting, Rerouted
 from routerl_jax.agents.driver import run
 from routerl_jax.agents.observation import demonstrated
 from routerl_jax.core.tokenizer import Tokenizer
-from routerl_jax.core.types import Demonstration, DemonstrationStep, Episode, Example, Passage
+from routerl_jax.core.types import Call, Demonstration, DemonstrationStep, Episode, Example, Passage
 from routerl_jax.recipes.mmsearch_r1.agents import DirectAnswer, MMSearchAgent
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
+from routerl_jax.recipes.r1_router.grammar import R1RouterGrammar
 from routerl_jax.recipes.r1_router.steps import StepProtocol
 from tests import seeing
 from tests.agents import scripted
@@ -154,6 +155,35 @@ def test_demonstrations_are_what_a_rollout_records(instruct: bool) -> None:
     (sequence,) = episode.sequences
     np.testing.assert_array_equal(written.tokens, sequence.tokens)
     np.testing.assert_array_equal(written.positions, sequence.positions)
+
+
+class Careless(R1RouterGrammar):
+    """A protocol of one's own, which shows what was found as it is."""
+
+    def observation(self, call: Call, passages: Sequence[Passage]) -> str:
+        found = [f"{passage.title}: {passage.text}" for passage in passages]
+        return f"<information>{call.error or found}</information>"
+
+
+CARELESS = dataclasses.replace(SEARCHER, grammar=Careless(tools=("text", "table")))
+AGENTS["careless"] = (CARELESS, (SEARCH, ANSWER))
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["found", "failed"])
+@pytest.mark.parametrize("name", AGENTS)
+def test_tags_of_the_protocol_in_what_tools_return_are_text(name: str, fails: bool) -> None:
+    """The policy is fed as many of each as with pages and errors that hold none."""
+    agent, _ = AGENTS[name]
+    tags = agent.foreign
+    assert tags
+    plain, odd = (play(name, EXAMPLE, told, fails=fails) for told in ("", "".join(tags)))
+    assert odd.answer == plain.answer == "Accra"
+    tokenizer = chatty()
+    fed = ["".join(tokenizer.decode(one.tokens[~one.loss_mask]) for one in e.sequences) for e in (plain, odd)]
+    assert {tag: fed[1].count(tag) for tag in tags} == {tag: fed[0].count(tag) for tag in tags}
+    assert name == "direct" or f"{tags[0][0]} {tags[0][1:]}" in fed[1]
+    raw = dataclasses.replace(CARELESS, grammar=dataclasses.replace(CARELESS.grammar, raw_results=True))
+    assert raw.foreign == ()
 
 
 def test_tags_of_the_protocol_that_are_special_tokens_stay() -> None:

@@ -53,6 +53,8 @@ def test_a_list_may_be_all_there_is_in_an_object(tmp_path: pathlib.Path) -> None
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("r.jsonl", GOOD + '{"k": ' + "9" * 5000 + "}\n", ", line 2: not JSON (Exceeds the limit (4300 digits)"),
+        ("r.jsonl", GOOD + '{"k": ' + "[" * 100_000 + "\n", ", line 2: not JSON (nested too deeply)"),
         ("r.jsonl", GOOD + "{broken\n", ", line 2: not JSON (Expecting property name"),
         ("r.jsonl", GOOD + '\n{"id": \n' + GOOD, ", line 3: not JSON (Expecting value, column 7). Put one JSON object"),
         ("r.jsonl", GOOD + '"text"\n', ", line 2: expected an object, found str"),

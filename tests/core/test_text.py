@@ -4,7 +4,16 @@ import unicodedata
 
 import pytest
 
-from routerl_jax.core.text import folded, garbled, is_unspaced, markdown_cell, without_directories, words
+from routerl_jax.core.text import (
+    folded,
+    garbled,
+    is_unspaced,
+    markdown_cell,
+    sentence_ends,
+    sentences,
+    without_directories,
+    words,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +31,26 @@ from routerl_jax.core.text import folded, garbled, is_unspaced, markdown_cell, w
 )
 def test_paths_keep_their_last_part(text: str, expected: str) -> None:
     assert without_directories(text) == expected
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["It was by J. Lee.", "He wrote it with Robert Downey Jr. and Dr. Who in the U.S. Army."],
+        ["C. Robert Cargill wrote it (in 1818).", "So did A. A. Milne!", "Who else?"],
+        ["He was born Oct. 5, 1900, in St. Louis.", "No. 5 is alive.", "It left Washington, D.C.", "The end."],
+        ["Yahoo! is a firm of Apple Inc. and others.", '"Yes."', "It goes on... and on.", "Then it ended."],
+        ["北京是首都。", "它很大。"],
+    ],
+)
+def test_sentences_do_not_end_at_initials_and_abbreviations(parts: list[str]) -> None:
+    assert sentences(" ".join(parts)) == parts
+    assert sentences(f"1. {parts[0]}\n2. {parts[1]}") == [f"1. {parts[0]}", f"2. {parts[1]}"]
+
+
+def test_the_end_of_a_text_does_not_tell_whether_an_initial_ends_a_sentence() -> None:
+    assert sentence_ends("It was by J. ") == sentence_ends("He left the U.S.") == []
+    assert sentence_ends("It was he. ") == [10]
 
 
 def test_a_cell_ends_no_cell_and_begins_no_html() -> None:

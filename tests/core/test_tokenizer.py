@@ -7,6 +7,7 @@ import pathlib
 import random
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tokenizers
@@ -14,7 +15,8 @@ from absl import logging
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core import tokenizer as tokenizer_module
+from routerl_jax.core.tokenizer import DoesNotFit, Tokenizer
 from routerl_jax.core.types import Message
 from routerl_jax.data.vocabulary import train_tokenizer
 from routerl_jax.models.pretrained import resolve
@@ -215,6 +217,64 @@ def test_what_is_remembered_can_not_be_changed() -> None:
     tokenizer = trained()
     tokenizer.encode("the cat").clear()
     assert tokenizer.decode(tokenizer.encode("the cat")) == "the cat"
+
+
+def test_what_is_remembered_has_few_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_module, "_REMEMBERED", 20_000)
+    tokenizer, other = trained(), trained()
+    texts = [f"{number} {'the cat ' * 250}" for number in range(40)] + ["the dog " * 5000]
+    for text in texts * 2:
+        assert tokenizer.encode(text) == other.encode(text)
+    kept = tokenizer._ids._ids
+    assert sum(len(text) + 4 * len(ids) for text, ids in kept.items()) <= 20_000
+    assert texts[39] in kept or texts[38] in kept  # the latest, but not the one that is longer than all
+
+
+class Counting:
+    """Counts the letters that a backend encodes."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._backend, self.letters = tokenizer._backend, 0
+        tokenizer._backend = tokenizer._inner = self
+
+    def encode_batch_fast(self, texts: list[str], **settings: bool) -> Any:
+        self.letters += sum(map(len, texts))
+        return self._backend.encode_batch_fast(texts, **settings)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+@pytest.mark.parametrize("unit", ["the cat sat ", "x", " ", "\N{CJK UNIFIED IDEOGRAPH-6771}"])
+def test_a_long_text_is_too_long_after_a_look_at_its_beginning(unit: str) -> None:
+    tokenizer, text = trained(), unit * 200_000
+    whole = len(tokenizer.encode(text))
+    counting = Counting(tokenizer)
+    for tokens in (0, 100, 1000):
+        counting.letters = 0
+        assert tokenizer.exceeds(text, tokens)
+        assert counting.letters <= 4 * (tokens + 128) * max(8, len(text) / whole)
+    assert not tokenizer.exceeds(text, whole)
+    assert not tokenizer.exceeds(unit * 10, 10)
+
+
+def test_a_text_that_no_context_holds_is_not_encoded() -> None:
+    tokenizer, text = trained(), "the cat " * 10_000_000
+    counting = Counting(tokenizer)
+    assert tokenizer.exceeds(text, 10**9)
+    tokenizer.prepare([text])
+    for encode in (tokenizer.encode, tokenizer.begin, tokenizer.encode_prompt):
+        with pytest.raises(DoesNotFit, match="a text of 80,000,000 letters"):
+            encode(text)
+    assert counting.letters == 0
+
+
+def test_of_a_long_text_an_encoder_gets_the_ids_of_its_beginning() -> None:
+    tokenizer, text = trained(), "the cat sat on the mat. " * 20_000
+    assert tokenizer.encode_for_model(text, 50) == tokenizer.encode_for_model(text[:4000], 50)
+    counting = Counting(tokenizer)
+    tokenizer.encode_for_model(text, 50)
+    assert 0 < counting.letters < 4000
 
 
 def test_prepared_texts_have_the_ids_of_others() -> None:

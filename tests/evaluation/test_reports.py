@@ -29,7 +29,7 @@ def test_markdown_says_before_and_after(table: dict) -> None:
     lines = report.markdown(table).splitlines()
     assert lines[0] == "| agent | EM % | F1 % | CEM % | routing % | searches | invalid % | n |"
     assert lines[2].startswith("| before RL | 50.0 (")
-    assert lines[3] == "| after RL | 100.0 (100.0-100.0) | 100.0 | 100.0 | 100.0 | 2.00 | 0.0 | 3 |"
+    assert lines[3] == "| after RL | 100.0 (43.9-100.0) | 100.0 | 100.0 | 100.0 | 2.00 | 0.0 | 3 |"
     assert lines[4].startswith("| always text |")
 
 
@@ -38,7 +38,7 @@ def test_the_metrics_of_the_paper_lead(table: dict, tmp_path: pathlib.Path, caps
     assert report.markdown(table, ("anls",)).startswith("| agent | ANLS % | EM % | F1 % | CEM % | routing % |")
     lines = report.markdown(table, ("f1_recall", "cover_em")).splitlines()
     assert lines[0] == "| agent | F1-recall % | CEM % | EM % | F1 % | routing % | searches | invalid % | n |"
-    assert lines[3].startswith("| after RL | 100.0 (100.0-100.0) | 100.0 (100.0-100.0) | 100.0 | 100.0 | 100.0 |")
+    assert lines[3].startswith("| after RL | 100.0 (43.9-100.0) | 100.0 (43.9-100.0) | 100.0 | 100.0 | 100.0 |")
     nq = {"n": 2, "em": 0.25, "cover_em": 0.5, "searches_per_question": 1.0}
     by = {"dataset": {"nq": nq, "wiki": {**nq, "n": 1}}}
     several = {"trained": {**table["trained"], "by": by}}
@@ -78,7 +78,7 @@ def test_a_narrow_terminal_cuts_nothing_off(
     report.print_table(table, tmp_path)
     output = capsys.readouterr().out
     assert "\u2026" not in output
-    assert "(100.0-100.0)" in output
+    assert "(43.9-100.0)" in output
     assert all(len(line) <= 70 for line in output.splitlines()[:-1])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import signal
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from routerl_jax.learning.checkpoints import saved_steps
 from routerl_jax.models.pretrained import PACKAGED_MODELS
 from tests.buckets import free_port
 from tests.programs import finish, start, two_processes
@@ -103,19 +105,39 @@ def test_two_processes_of_four_devices(small_run: pathlib.Path, tmp_path: pathli
 def test_a_peer_that_dies_ends_the_job_which_goes_on_from_its_checkpoint(
     small_run: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """The main process is left alone at its next collective. It must end, and leave nothing that is in a new job's way."""
+    """The main process is left alone at its next collective. It must say which process is lost and where it was, end, and leave
+    nothing that is in a new job's way."""
     workdir, module = tmp_path / "two processes", "tests.training.small_run"
     job = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": "2", "JAX_NUM_CPU_DEVICES": "1"}
-    main = start(module, small_run, workdir, JAX_PROCESS_ID="0", **job)
+    main = start(module, small_run, workdir, "--peer-timeout", "20", JAX_PROCESS_ID="0", **job)
     try:
-        peer = start(module, small_run, workdir, "--kill", "after-save:2", JAX_PROCESS_ID="1", **job)
+        peer = start(
+            module, small_run, workdir, "--kill", "after-save:2", "--peer-timeout", "20", JAX_PROCESS_ID="1", **job
+        )
         finish(peer, status=-signal.SIGKILL)
         output, _ = main.communicate(timeout=400)
     finally:
         main.kill()
-    assert main.returncode != 0, output[-3000:]
+    assert main.returncode == 1, output[-3000:]
+    assert re.search(rf"process 1 \(host .*, process id {peer.pid}\) is lost: it was at step 1", output), output[-3000:]
     assert not (workdir / "policy").exists()
     first = (workdir / "metrics.jsonl").read_text().splitlines()
     two_processes(module, small_run, workdir, "--resume", workdir=tmp_path / "no retry", JAX_NUM_CPU_DEVICES="1")
     assert (workdir / "metrics.jsonl").read_text().splitlines()[:2] == first[:2]
+    check(small_run / "whole", workdir)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_process_stops_all_with_a_checkpoint(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    workdir, module = tmp_path / "two processes", "tests.training.small_run"
+    job = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}", "JAX_NUM_PROCESSES": "2", "JAX_NUM_CPU_DEVICES": "1"}
+    main = start(module, small_run, workdir, "--every", "0", JAX_PROCESS_ID="0", **job)
+    try:
+        asked = start(module, small_run, workdir, "--every", "0", "--kill", "in-update:1", JAX_PROCESS_ID="1", **job)
+        finish(asked, status=130)
+        finish(main, status=130)
+    finally:
+        main.kill()
+    assert saved_steps(workdir / "checkpoints") == [1]
+    two_processes(module, small_run, workdir, "--resume", workdir=tmp_path / "no retry", JAX_NUM_CPU_DEVICES="1")
     check(small_run / "whole", workdir)

@@ -112,11 +112,14 @@ def test_failures_are_in_the_report(chats: Any, home: pathlib.Path, tmp_path: pa
     chats.storm = [http_error(500), web.Response(text='{"choices', content_type="application/json")]
     config, output = written(home, tmp_path), tmp_path / "results"
     given = ["evaluate", f"--config={config}", f"--output={output}", "--agents=trained"]
-    assert not launch_here(*given, *settings(chats))
+    assert "policy on " + str(home / "questions.jsonl") + " (replies for 2 of 4)" in refusal(*given, *settings(chats))
     policy = json.loads((output / "results.json").read_text())["agents"]["policy"]
-    assert (policy["policy_failed_rate"], policy["n"]) == (0.5, 4)
+    assert (policy["policy_failed_rate"], policy["n"], policy["n_answered"]) == (0.5, 4, 2)
     assert (policy["policy_failed/server"], policy["policy_failed/half_reply"]) == (0.25, 0.25)
-    assert "| 50.0 |" in (output / "report.md").read_text()
+    report = (output / "report.md").read_text()
+    assert "| 50.0 |" in report
+    assert ", 2 of 4 |" in report
+    assert '"n of N": n of N questions have a whole reply of the policy.' in report
 
 
 def test_ask(chats: Any, home: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

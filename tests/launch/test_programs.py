@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from routerl_jax.core.files import write_json_lines
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.engine.engine import Engine
+from routerl_jax.evaluation.benchmark import Unfinished
 from routerl_jax.evaluation.records import episode_record
 from routerl_jax.models.decoder import Decoder
 from routerl_jax.models.huggingface import load_pretrained
@@ -124,6 +125,49 @@ def test_evaluate(workdir: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> 
         assert not launch_here("evaluate", f"--workdir={workdir}", "--agents=only_table")
     found = json.loads((directory / "results.json").read_text())["agents"]
     assert list(found) == ["trained", "no_search", "only_text", "random_kb", "only_table"]
+
+
+def test_an_interrupted_evaluation_goes_on(
+    workdir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Interrupted in the second agent's second episode. Nothing that was kept is run again, and the numbers are those of one
+    call. What other settings kept is refused."""
+    arguments = (f"--workdir={workdir}", "--agents=trained,only_text", "--json")
+    assert not launch_here("evaluate", *arguments, f"--output={tmp_path / 'whole'}")
+    whole = json.loads(capsys.readouterr().out)
+    kept: list[str] = []
+    add = Unfinished.add
+
+    def counted_add(self: Unfinished, episode: Episode) -> None:
+        add(self, episode)
+        kept.append(episode.example.id)
+        if len(kept) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Unfinished, "add", counted_add)
+    output = f"--output={tmp_path / 'out'}"
+    assert launch_here("evaluate", *arguments, output) == 130
+    refused = refusal("evaluate", *arguments, output, "--temperature=1")
+    assert all(text in refused for text in ("trained.unfinished, line 1", "remove the file", "temperature 0.0"))
+    capsys.readouterr()
+    assert not launch_here("evaluate", *arguments, output)
+    assert json.loads(capsys.readouterr().out) == whole
+    assert len(kept) == 2 * 4
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.suffix != ".jsonl") == [
+        "figures",
+        "report.md",
+        "results.json",
+    ]
+    for name in ("trained", "only_text"):
+        texts = [
+            [
+                turn["text"]
+                for row in map(json.loads, (tmp_path / place / f"{name}.jsonl").open())
+                for turn in row["turns"]
+            ]
+            for place in ("whole", "out")
+        ]
+        assert texts[0] == texts[1]
 
 
 def test_evaluate_on_golden_steps(workdir: pathlib.Path, tmp_path: pathlib.Path) -> None:

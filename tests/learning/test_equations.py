@@ -80,10 +80,12 @@ def check_objective(terms: equations.Terms, aggregation: str, dtype: type, toler
         each = equations.weights(aggregation, lengths, CONSTANT)
         weights = [np.where(s.trained, weight, 0.0) for s, weight in zip(sequences, each)]
     fields = as_rows(sequences, weights, dtype)
-    (value, metrics), slopes = jax.value_and_grad(
-        lambda *scored: objective(LossConfig(**dataclasses.asdict(terms)), Scores(*scored, scored[0]), fields),
-        argnums=(0, 1),
-        has_aux=True,
+    (value, metrics), slopes = jax.jit(
+        jax.value_and_grad(
+            lambda *scored: objective(LossConfig(**dataclasses.asdict(terms)), Scores(*scored, scored[0]), fields),
+            argnums=(0, 1),
+            has_aux=True,
+        )
     )(fields["logprobs"], fields["entropies"])
     expected, *expected_slopes = equations.objective(terms, sequences, aggregation, CONSTANT)
     assert value.dtype == dtype
@@ -152,7 +154,7 @@ def test_the_geometric_mean_where_tokens_have_advantages_of_their_own() -> None:
     }
     for kind, (losses, slopes) in wanted.items():
         loss = LossConfig(kind=kind, ratio="geometric", clip_low=0.2, clip_high=0.1)
-        value, found = jax.value_and_grad(lambda x, loss=loss: objective(loss, Scores(x, x, x), fields)[0])(
+        value, found = jax.jit(jax.value_and_grad(lambda x, loss=loss: objective(loss, Scores(x, x, x), fields)[0]))(
             jnp.asarray(old + log_ratios)
         )
         assert float(value) == pytest.approx(0.2 * losses[trained].sum(), rel=1e-6)
@@ -169,8 +171,10 @@ def test_dual_clip(ratio: str) -> None:
     x, old = jnp.asarray([[-0.1, -0.1, -0.1]]), jnp.asarray([[-3.0, -0.2, -3.0]])
     fields = {"weights": jnp.ones((1, 3)), "advantages": jnp.asarray([[-2.0, -2.0, 2.0]]), "old_logprobs": old}
     fields["segment_ids"] = jnp.asarray([[1, 2, 3]])
-    (value, metrics), slopes = jax.value_and_grad(
-        lambda x: objective(LossConfig(ratio=ratio, dual_clip=3.0), Scores(x, x, x), fields), has_aux=True
+    (value, metrics), slopes = jax.jit(
+        jax.value_and_grad(
+            lambda x: objective(LossConfig(ratio=ratio, dual_clip=3.0), Scores(x, x, x), fields), has_aux=True
+        )
     )(x)
     assert float(value) == pytest.approx(6 + 2 * np.exp(0.1) - 2.4, rel=1e-6)
     np.testing.assert_allclose(slopes, [[0, 2 * np.exp(0.1), 0]], rtol=1e-6)
@@ -182,8 +186,8 @@ def test_measured_entropy_is_no_part_of_the_loss() -> None:
     fields = as_rows(sequences, token_weights([s.trained for s in sequences], "token", CONSTANT), np.float32)
 
     def measured(loss: LossConfig) -> tuple[float, float, np.ndarray]:
-        (value, metrics), slopes = jax.value_and_grad(
-            lambda x, y: objective(loss, Scores(x, y, x), fields), argnums=(0, 1), has_aux=True
+        (value, metrics), slopes = jax.jit(
+            jax.value_and_grad(lambda x, y: objective(loss, Scores(x, y, x), fields), argnums=(0, 1), has_aux=True)
         )(fields["logprobs"], fields["entropies"])
         assert not np.asarray(slopes[1]).any()
         return float(value), metrics.get("entropy"), np.asarray(slopes[0])
@@ -210,8 +214,8 @@ def test_the_ratio_of_a_whole_sequence_by_hand() -> None:
         "segment_ids": jnp.asarray([[4, 4, 4, 7, 7, 7, 0]]),
     }
     loss = LossConfig(ratio="sequence", clip_high=0.28)
-    (value, metrics), slopes = jax.value_and_grad(
-        lambda logprobs: objective(loss, Scores(logprobs, logprobs, logprobs), fields), has_aux=True
+    (value, metrics), slopes = jax.jit(
+        jax.value_and_grad(lambda logprobs: objective(loss, Scores(logprobs, logprobs, logprobs), fields), has_aux=True)
     )(old + log_ratios)
     second = float(np.exp(-0.1))
     assert value == pytest.approx((-1.28 + 2 * second) / 2, rel=1e-6)
@@ -225,7 +229,7 @@ def test_where_sequences_lie_in_rows_changes_nothing() -> None:
     weights = token_weights([s.trained for s in sequences], "sequence", CONSTANT)
     loss = LossConfig(ratio="sequence", clip_high=0.28, kl_coef=0.3)
     alone = as_rows(sequences, weights, np.float32)
-    found = jax.value_and_grad(lambda x: objective(loss, Scores(x, x, x), alone)[0])(alone["logprobs"])
+    found = jax.jit(jax.value_and_grad(lambda x: objective(loss, Scores(x, x, x), alone)[0]))(alone["logprobs"])
     for order in (range(7), [3, 1, 6, 0, 5, 2, 4]):
         lengths = [len(sequences[i].trained) for i in order]
         packed = {
@@ -233,9 +237,9 @@ def test_where_sequences_lie_in_rows_changes_nothing() -> None:
             for name, values in alone.items()
         }
         packed["segment_ids"] = jnp.asarray(np.repeat([9 + i for i in order], lengths))[None]
-        value, slopes = jax.value_and_grad(lambda x, packed=packed: objective(loss, Scores(x, x, x), packed)[0])(
-            packed["logprobs"]
-        )
+        value, slopes = jax.jit(
+            jax.value_and_grad(lambda x, packed=packed: objective(loss, Scores(x, x, x), packed)[0])
+        )(packed["logprobs"])
         assert float(value) == pytest.approx(float(found[0]), rel=1e-5)
         expected = np.concatenate([np.asarray(found[1])[i, :n] for i, n in zip(order, lengths)])
         np.testing.assert_allclose(slopes[0], expected, rtol=1e-4, atol=1e-7)

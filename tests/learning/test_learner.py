@@ -1,6 +1,7 @@
 """The learner: exact masks, results that don't depend on layout, and plain references."""
 
 import dataclasses
+import functools
 import gc
 import math
 import weakref
@@ -73,18 +74,19 @@ def test_gradient_is_exactly_zero_at_every_token_the_policy_did_not_sample(loss)
     }
     logits = jax.random.normal(jax.random.key(0), (*fields["targets"].shape, 50)) * 3
     fields["targets"] = fields["targets"] % 50
-    value, gradient = jax.value_and_grad(logits_loss)(logits, fields, loss)
+    scored = jax.jit(functools.partial(jax.value_and_grad(logits_loss), loss=loss))
+    value, gradient = scored(logits, fields)
     unsampled = np.asarray(fields["weights"]) == 0
     assert (np.asarray(gradient)[unsampled] == 0).all()
     assert (np.abs(np.asarray(gradient)[~unsampled]).max(axis=-1) > 0).mean() > 0.4  # clipped ones have none
     assert unsampled.mean() > 0.3
     # Nor does the loss see them: NaN for logits (so for log-probs and entropies), or for what else it reads, changes nothing.
-    assert logits_loss(jnp.where(unsampled[..., None], jnp.nan, logits), fields, loss) == value
+    assert scored(jnp.where(unsampled[..., None], jnp.nan, logits), fields)[0] == value
     poisoned = {
         **fields,
         **{k: jnp.where(unsampled, jnp.nan, fields[k]) for k in ("old_logprobs", "ref_logprobs", "advantages")},
     }
-    assert logits_loss(logits, poisoned, loss) == value
+    assert scored(logits, poisoned)[0] == value
 
 
 def test_only_decisions_get_the_policy_gradient():
@@ -181,7 +183,7 @@ def test_chunked_scores_equal_unchunked(monkeypatch, direction, share):
             scores = target_scores(nnx.merge(graph, params), *arguments, scored=scored, **settings)
             return scores.logprobs.sum() + 0.3 * scores.entropies.sum() + 0.5 * scores.divergences.sum(), scores
 
-        return jax.grad(f, has_aux=True)(params)
+        return jax.jit(jax.grad(f, has_aux=True))(params)
 
     grads, scores = gradient()
     # 3 tokens of 3 rows, for two models: 14 chunks, the last padded
@@ -193,8 +195,8 @@ def test_chunked_scores_equal_unchunked(monkeypatch, direction, share):
     if scored is not None:
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, jnp.where(scored, b, 0.0), atol=1e-5), scores, whole)
     scores = whole
-    p = np.asarray(jax.nn.softmax(model(tokens) / 0.8), np.float64)
-    q = np.asarray(jax.nn.softmax(reference(tokens) / 0.8), np.float64)
+    softmax = nnx.jit(lambda of: jax.nn.softmax(of(tokens) / 0.8))
+    p, q = np.asarray(softmax(model), np.float64), np.asarray(softmax(reference), np.float64)
     np.testing.assert_allclose(scores.entropies, -(p * np.log(p)).sum(-1), atol=1e-5)
     exact = (q * np.log(q / p)).sum(-1) if direction == "forward" else (p * np.log(p / q)).sum(-1)
     np.testing.assert_allclose(scores.divergences, exact, atol=1e-5)

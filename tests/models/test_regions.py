@@ -326,7 +326,10 @@ def test_the_released_rule_by_hand() -> None:
     crop = View(page=page.page, part=(305, 305, 611, 917), frame=(447, 895))
     assert region((100, 100, 200, 300), crop, RELEASED) == (380, 245, 760, 737)
     assert region((10, 10, 11, 13), page, RELEASED) == (30, 30, 33, 39)
-    assert region((500, 700, 1e9, 1e9), page, RELEASED) == (1528, 2141, 1700, 2200)
+    for far in (1e9, 1e306, 1.7e308):  # the pixels of the last two would be no finite numbers
+        assert region((500, 700, far, far), page, RELEASED) == (1528, 2141, 1700, 2200)
+        with pytest.raises(RefusedRegion, match="no area"):
+            region((far / 2, 0, far, 100), page, RegionRule(released=True, padding=2000))
     for padding, cut in ((28, (220, 220, 697, 1003)), (150, (0, 0, 1070, 1376))):  # before scaling
         assert region((100, 100, 200, 300), page, RegionRule(released=True, padding=padding)) == cut
     for box, why in {

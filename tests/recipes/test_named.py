@@ -86,5 +86,8 @@ def test_settings_reach_the_agent() -> None:
     given |= {"answer_tokens": 11, "prompt": "Q {question}", "instruct": True, "prompt_suffix": "<think>"}
     agent = made("search_r1", agent=AgentConfig(**given)).agent
     fields = {field.name for field in dataclasses.fields(AgentConfig)}
-    assert set(given) == fields - {"grammar", "sees", "settings"}  # what every search agent has
+    assert set(given) == fields - {"grammar", "sees", "settings", "raw_results"}  # what every search agent has
     assert {name: getattr(agent, name) for name in given} == given
+    shown = made("search_r1", agent=AgentConfig(raw_results=True)).agent
+    assert not shown.foreign
+    assert set(agent.foreign) == set(agent.special_tokens)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from routerl_jax.rewards import scoring
 from routerl_jax.rewards.metrics import ANSWER_METRICS
@@ -90,7 +91,7 @@ def test_bootstrap_interval_matches_the_normal_approximation() -> None:
     scores = np.stack([np.arange(400) % 2, np.ones(400)], axis=1).astype(float)
     intervals = scoring.bootstrap_intervals(scores)
     np.testing.assert_allclose(intervals[:, 0], [0.451, 0.549], atol=0.006)
-    np.testing.assert_array_equal(intervals[:, 1], [1.0, 1.0])
+    np.testing.assert_allclose(intervals[:, 1], stats.binomtest(400, 400).proportion_ci(method="wilson"), atol=1e-6)
     np.testing.assert_array_equal(intervals, scoring.bootstrap_intervals(scores))  # the same numbers every time
 
 
@@ -101,3 +102,24 @@ def test_bootstrap_interval_shrinks_with_the_sample() -> None:
     values = rng.random((2000, 1))  # not only coin flips; tolerance: Monte Carlo error, as above
     half = 1.96 * values.std() / np.sqrt(len(values))
     assert np.ptp(scoring.bootstrap_intervals(values)) / 2 == pytest.approx(half, rel=0.15)
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_intervals_at_the_ends_are_score_intervals(value: int) -> None:
+    """Wilson's as scipy has it; for differences Tango's, whose ends solve n (d - x)^2 = z^2 v(x), v the variance at x."""
+    wilson = stats.binomtest(20 * value, 20).proportion_ci(method="wilson")
+    np.testing.assert_allclose(scoring.bootstrap_intervals(np.full((20, 1), value))[:, 0], wilson, atol=1e-6)
+    low, high = scoring.bootstrap_intervals(np.full((20, 1), value), differences=True)[:, 0]
+    variance = (
+        1 - low**2 if value else -low - low**2
+    )  # all questions won, or none differs: what makes this result likeliest
+    assert 20 * (value - low) ** 2 == pytest.approx(stats.norm.ppf(0.975) ** 2 * variance, rel=1e-5)
+    assert high == (1 if value else -low)
+
+
+def test_intervals_have_the_variance_between_seeds() -> None:
+    """All right with one seed and all wrong with the other: of the draws of two seeds, a quarter are all right."""
+    scores = np.stack([np.ones((50, 1)), np.zeros((50, 1))])
+    np.testing.assert_array_equal(scoring.bootstrap_intervals(scores)[:, 0], [0, 1])
+    holes = np.where(np.arange(50)[:, None] < 10, np.nan, [[1.0]])  # what is nan has no part
+    np.testing.assert_allclose(scoring.bootstrap_intervals(holes)[:, 0], [40 / (40 + 1.959964**2), 1])

@@ -161,6 +161,20 @@ def words(candidate: Episode) -> str:
     return "many"
 
 
+def text_of_a_number(candidate: Episode) -> str:
+    return "1.0"
+
+
+def array_of_a_text(candidate: Episode) -> np.ndarray:
+    return np.array("1.0")
+
+
+def missing_key(candidate: Episode) -> float:
+    return candidate.example.metadata["gold"]
+
+
+MISSING_KEY = StepTerm(lambda episodes: [missing_key(candidate) for candidate in episodes])
+LATE_KEY = TurnTerm(lambda episodes: ([missing_key(candidate)] for candidate in episodes))  # type: ignore[arg-type, return-value]
 NOTHING_AT_ALL = StepTerm(lambda episodes: None)  # type: ignore[arg-type, return-value]
 NOTHING_OF_TURNS = TurnTerm(lambda episodes: None)  # type: ignore[arg-type, return-value]
 NO_TURN = TurnTerm(lambda episodes: [None for _ in episodes])  # type: ignore[misc]
@@ -171,6 +185,8 @@ HALF_A_TURN = TurnTerm(lambda episodes: [["half" for _ in one.turns] for one in 
     ("term", "message"),
     [
         ("nothing", "gave None (does a `return` lack?) for attempt 0 at question '1': it must give a number"),
+        ("text_of_a_number", "gave '1.0' for attempt 0 at question '1': it must give a number"),
+        ("array_of_a_text", "gave array('1.0', dtype='<U3') for attempt 0 at question '1': it must give a number"),
         ("words", "gave 'many' for attempt 0 at question '1': it must give a number"),
         (
             "NOTHING_AT_ALL",
@@ -188,3 +204,14 @@ def test_terms_that_give_no_number_are_named(term: str, message: str) -> None:
     reward = RewardFunction({f"{__name__}:{term}": 0.5})
     with pytest.raises(ValueError, match=f"reward term '{__name__}:{term}' {re.escape(message)}"):
         reward([episode("Paris", turn("answer"))])
+
+
+@pytest.mark.parametrize("term", ["missing_key", "MISSING_KEY", "LATE_KEY"])
+def test_what_a_term_raises_names_the_term(term: str) -> None:
+    with pytest.raises(RuntimeError, match=f"reward term '{__name__}:{term}' raised KeyError for .*: 'gold'"):
+        RewardFunction({f"{__name__}:{term}": 0.5})([episode("Paris", turn("answer"))])
+
+
+def test_a_weight_is_a_number() -> None:
+    with pytest.raises(ValueError, match=r"reward term 'em' has the weight '1\.0': it must be a number"):
+        RewardFunction(terms={"em": "1.0"})  # type: ignore[dict-item]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import pathlib
 import socket
+import time
 from types import SimpleNamespace
+from typing import Any
 
+import httpx2
 import pytest
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
@@ -16,8 +22,9 @@ from routerl_jax.extras.chat import page
 from routerl_jax.extras.kb_server import app as knowledge
 from routerl_jax.extras.policy_server.app import Served, create_app
 from routerl_jax.extras.viewer import app as viewer
-from routerl_jax.services.asgi import LOOPBACK, SameSite, bound_hosts, json_reply
-from tests.extras.kb_server.servers import EchoKB
+from routerl_jax.services import asgi
+from routerl_jax.services.asgi import LOOPBACK, Refusal, SameSite, bound_hosts, json_reply, protocol, read_json
+from tests.extras.kb_server.servers import EchoKB, running
 
 HERE = "http://localhost:8000"
 
@@ -118,3 +125,75 @@ def test_a_policy_without_a_token() -> None:
     guarded = TestClient(create_app(served, token="secret"), base_url=HERE)
     assert guarded.get("/v1/models", headers=foreign).status_code == 401
     assert guarded.get("/v1/models", headers={**foreign, "authorization": "Bearer secret"}).status_code == 200
+
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n"
+ENDLESS = {
+    "a line": (HEAD + b"A: ", b"b" * 1000),
+    "lines": (HEAD, b"A: bbbbbb\r\n" * 100),
+    "a path": (b"POST /", b"a" * 1000),
+    "what follows a body": (CHUNKED + b"0\r\n", b"A: bbbbbb\r\n" * 100),
+    "a line behind a body": (CHUNKED + b"0\r\nA: ", b"b" * 1000),
+}
+
+
+async def counted(scope: Any, receive: Any, send: Any) -> None:
+    """An application that replies with the number of bytes of a body."""
+    assert scope["type"] == "http"
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size, more = size + len(message["body"]), message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": str(size).encode()})
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_headers_without_end_are_refused(kind: str) -> None:
+    pytest.importorskip("httptools")
+    begin, more = ENDLESS[kind]
+    with running(counted, http=protocol(), lifespan="off") as url:
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+            connection.sendall(begin)
+            with contextlib.suppress(OSError):  # it may be closed while this sends
+                for _ in range(1000):
+                    connection.sendall(more)
+                    time.sleep(0)
+            with contextlib.suppress(OSError):
+                assert b" 400 " in connection.recv(100)
+        reply = httpx2.post(url, content=iter([b"x" * 100_000] * 20), headers={"A": "b" * 60_000})
+        assert (reply.status_code, reply.text) == (200, "2000000")
+
+
+def test_large_bodies_that_are_under_way_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asgi, "_SMALL", 1000)
+    monkeypatch.setattr(asgi, "_MOST_HELD", 10_000)
+    large = b'"' + b"x" * 8_000 + b'"'
+
+    async def ask(content: bytes, wait: asyncio.Event | None = None) -> Any:
+        parts = [{"type": "http.request", "body": content, "more_body": True}, {"type": "http.request", "body": b""}]
+
+        async def receive() -> Any:
+            if len(parts) == 1 and wait is not None:
+                await wait.wait()
+            return parts.pop(0)
+
+        try:
+            return await read_json(Request({"type": "http"}, receive), 10**6)
+        except Refusal as refusal:
+            return refusal.status, refusal.headers.get("Retry-After")
+
+    async def work() -> list[Any]:
+        wait = asyncio.Event()
+        waiting = asyncio.ensure_future(ask(large, wait))
+        await asyncio.sleep(0.01)
+        second, small = await ask(large), await ask(b"1")
+        wait.set()
+        return [second, small, len(await waiting), len(await ask(large))]
+
+    assert asyncio.run(work()) == [(503, "1"), 1, 8_000, 8_000]
+    assert asgi._held == 0

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from routerl_jax.engine.sampling import GREEDY, Sampling
 from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.evaluation.records import episode_of, episode_record
 from routerl_jax.evaluation.trajectory import render
+from routerl_jax.extras.baselines.rounds import BEGIN_QUERY, END_QUERY, IRCoT, ReAct, SearchO1
 from routerl_jax.models.images import decode_image
 from routerl_jax.models.regions import RegionRule
 from routerl_jax.recipes.mmsearch_r1 import protocol as mmsearch
@@ -533,6 +535,130 @@ def test_one_in_ten_fails_and_a_second_run_asks_for_those_alone(chats, tmp_path)
         ]
         assert one.usage is not None
         assert other.usage == dataclasses.replace(one.usage, kept=2)
+
+
+async def _cut(request: Any) -> web.StreamResponse:
+    """Half of what its headers announce."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": "900"})
+    await response.prepare(request)
+    await response.write(b'{"choices": [')
+    request.transport.close()
+    return response
+
+
+async def _closed(request: Any) -> web.StreamResponse:
+    request.transport.close()
+    return web.Response()
+
+
+def _whole(answer: Any) -> web.Response:
+    return web.json_response(answer)
+
+
+ONCE: list[Any] = [
+    *(lambda status=status: http_error(status) for status in (429, 500, 503)),
+    lambda: web.Response(text='{"choices": [{"mess', content_type="application/json"),
+    lambda: web.Response(text="<html>Bad gateway</html>", content_type="text/html"),
+    lambda: _reply(content=None),
+    lambda: _reply(content=""),
+    lambda: _reply(content=" \n "),
+    lambda: _whole({"error": {"message": "try later", "code": 529}}),
+    lambda: _whole({"choices": []}),
+    lambda: _whole({"choices": [{"index": 0}]}),
+    _closed,
+    _cut,
+]
+
+
+def _script(messages: list[dict[str, Any]]) -> str:
+    """What a policy says that knows the answers, whichever agent asks it."""
+    task = messages[0]["content"]
+    number = re.findall(r"(?:of country|capital) (\d+)", json.dumps(messages))[-1]
+    turn = sum(message["role"] == "assistant" for message in messages)
+    if "Action:" in task:
+        turns = (
+            f"Thought: hm\nAction: search[capital {number}]\nObservation",
+            f"Action: finish[“City {number}”]\nThought",
+        )
+        return turns[turn]
+    if "Final Information:" in task:
+        return f"**Final Information:** It is City {number}."
+    if "begin_search_query" in task:
+        turns = (f"I wonder. {query(number)} and", f"So $\\boxed{{\\text{{City {number}}}}}$ it is.")
+        return turns[turn]
+    if "<ret>" in task:
+        return (SEARCH, f"<think>so</think><answer>City {number}</answer>")[turn] + " and more"
+    return f"It is ruled by J. Lee. So the answer is: City {number}. I hope this helps.\nQuestion: and"
+
+
+def query(number: str) -> str:
+    return f"{BEGIN_QUERY}capital {number}{END_QUERY}"
+
+
+def test_each_request_fails_once_in_one_of_thirteen_ways_and_every_answer_is_right(chats, monkeypatch, tmp_path):
+    """Four agents, 25 questions each. With one retry nothing is lost; a second run asks nothing."""
+    monkeypatch.setattr("routerl_jax.services.http.random.uniform", lambda low, high: 0.02)  # short pauses
+    chats.reply, failed = _script, set[str]()
+
+    async def once(request: Any) -> web.StreamResponse:
+        asked = json.dumps((await request.json())["messages"])
+        if asked in failed:
+            return await chats(request)
+        failed.add(asked)
+        way = ONCE[len(failed) % len(ONCE)]
+        return await way(request) if way in (_closed, _cut) else way()
+
+    agents = [AGENT, IRCoT(k=1), ReAct(k=1), SearchO1(k=1)]
+    examples = [
+        Example(id=f"q{i}", question=f"What is the capital of country {i}?", answers=(f"City {i}",)) for i in range(25)
+    ]
+    with serving(once) as server:
+        chats.url = f"{server.url}/v1"
+        runs = []
+        for _ in range(2):
+            policy = model(chats, retries=1, concurrency=8, cache=SqliteCache(tmp_path / "kept.sqlite", max_bytes=None))
+            runs.append(
+                [episode for agent in agents for episode in run(agent, examples, policy, knowledge(), sampling=GREEDY)]
+            )
+            policy.end()
+    first, second = runs
+    assert summarize(first)["em"] == summarize(second)["em"] == 1.0
+    assert all(episode.failure is None for episode in first)
+    usages = [[episode.usage for episode in episodes if episode.usage] for episodes in runs]
+    assert sum(usage.retries for usage in usages[0]) == len(failed) == len(chats.bodies)  # each once
+    assert sum(usage.kept for usage in usages[1]) == sum(usage.replies for usage in usages[1]) == len(failed)
+    # stop strings: of tags and of lines, never of sentences; one that a reply without text may have ended at is not sent again
+    sent = {tuple(body.get("stop", ())) for body in chats.bodies}
+    assert {("</ret>", "</answer>"), ("\n",), ("\nObservation", "\nQuestion:"), (END_QUERY,)} <= sent
+    assert not any(stop.strip() in (".", "?", "]") and stop.strip() for stops in sent for stop in stops)
+    # a sentence is cut here, and what was written behind it costs, and is not counted: 6 of 15 words
+    chain = first[25].turns[0]
+    assert (chain.text, chain.tokens) == ("It is ruled by J. Lee. ", 6)
+
+
+def _one() -> dict[str, Any]:
+    return {"text": tiny.ScriptedKB("text")}
+
+
+def test_a_reply_that_only_repeats_its_beginning_is_an_empty_turn(chats):
+    """It ends IRCoT's chain, and the reader answers."""
+    said_so = iter(["Shelley wrote it.", "Shelley wrote it.", "So the answer is: Mary."])
+    chats.reply = lambda messages: next(said_so)
+    episode = ask(chats, IRCoT(k=1), tools=_one())
+    assert (episode.failure, episode.answer, [call.query for call in episode.calls]) == (
+        None,
+        "Mary",
+        [EXAMPLE.question, "Shelley wrote it."],
+    )
+    assert [turn.text for turn in episode.turns] == ["Shelley wrote it.", "", "So the answer is: Mary."]
+
+
+def test_a_model_that_thinks_before_a_line_is_asked_without_the_line_break(chats):
+    """A server would stop in its thoughts."""
+    chats.reply = lambda messages: "<think>\nhm.\n</think>\nSo the answer is: Mary.\nThat is it."
+    episode = ask(chats, IRCoT(k=1, reader="none"), tools=_one())
+    assert episode.answer == "Mary"
+    assert [body.get("stop") for body in chats.bodies] == [["\n"], None]
 
 
 KILLED = """

@@ -173,7 +173,15 @@ def test_what_closes_what() -> None:
     assert opening_of("<|end_of_query|>") == "<|begin_of_query|>"
     assert opening_of("[/tool]") == "[tool]"
     assert opening_of("Unable to answer") == opening_of("<search>") == opening_of("\n\n") == ""
+    assert opening_of("<|end_search_query|>") == "<|begin_search_query|>"
     assert to_send([*(f"</{c}>" for c in "abcde"), "END"]) == ["</a>", "</b>", "</c>", "</d>"]
+    # what ends a line; not what would be missing in the reply, nor what ends a sentence at a server, but not here
+    assert to_send(["\nObservation", "]\n", "Intermediate answer:", ". ", ".\n", "? ", "\n"]) == [
+        "\nObservation",
+        "Intermediate answer:",
+        "\n",
+    ]
+    assert to_send(["</a>", "\n", "Next:", "\nEnd"], "so far. Next:") == ["</a>", "\nEnd"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +202,22 @@ def test_how_a_reply_ended(reply: Completion, begun: str, text: str, reason: str
     assert ended(reply, reply.text, ("</search>", "</answer>", "END"), begun) == (text, reason)
 
 
+@pytest.mark.parametrize(
+    ("text", "kept", "reason"),
+    [
+        ("It was J. Lee. He did.", "It was J. Lee. ", "stop"),
+        ("\nIt was Dr. J.\nLee", "\nIt was Dr. J.\n", "stop"),  # an empty line before the text does not end it
+        ("<think>A. So.\nB</think>It was J. Lee.\nHe", "<think>A. So.\nB</think>It was J. Lee.\n", "stop"),
+        ("It was J. Lee.", "It was J. Lee.", "eos"),
+    ],
+)
+def test_a_reply_is_cut_where_a_sentence_ends(text: str, kept: str, reason: str) -> None:
+    assert ended(Completion(text=text), text, (". ", ".\n", "? ", "\n")) == (kept, reason)
+
+
 def test_a_beginning_that_is_repeated() -> None:
+    assert continuation("So it was. Then  he", "So it\nwas.") == " Then  he"
+    assert continuation("So it was.", "So it was. Then") == continuation("So it was.", "So it was.") == ""
     assert continuation("<answer>Accra", "<answer>") == "Accra"
     assert continuation("Accra", "<answer>") == "Accra"
     assert continuation("Well:\n<answer>Accra", "</think>\n<answer>") == "Accra"

@@ -3,7 +3,7 @@
 The first is also a program, for tests of devices, processes and kills:
 
     JAX_NUM_CPU_DEVICES=2 python -m tests.training.small_run HOME WORKDIR [--resume] [--fsdp N] [--kill MOMENT:STEP] [--ahead]
-        [--partial]
+        [--partial] [--every N] [--peer-timeout SECONDS]
 
 Its last line is a JSON object that says into how many pieces the batches and the weights were cut; `WORKDIR/reads.json`
 lists the settings that it has read.
@@ -13,15 +13,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import shutil
 import signal
+import sys
 from typing import Any
 
 import jax
 
+from routerl_jax.core.stopping import Interrupted
 from routerl_jax.data.atlas import world
 from routerl_jax.data.atlas.questions import real_questions
 from routerl_jax.learning.learner import Learner
@@ -179,9 +182,19 @@ def arm(moment: str, fatal: int) -> None:
     """`kill -9` of this process in its save after `fatal` steps.
 
     `before-save`, `in-commit` (all is written under the checkpoint's temporary name) or `after-save` (the checkpoint is
-    there, what would follow it is not).
+    there, what would follow it is not). Or, as a scheduler asks for it, SIGTERM: `in-update`, in update `fatal` of the session.
     """
     from routerl_jax.training.run import Run
+
+    if moment == "in-update":
+        update, updates = Learner.update, itertools.count()
+
+        def asked_update(self: Learner, batch: Any) -> Any:
+            if next(updates) == fatal:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return update(self, batch)
+
+        Learner.update = asked_update
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -238,6 +251,8 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--fsdp", type=int, default=1)
     parser.add_argument("--kill", default="never:0")
+    parser.add_argument("--every", type=int, help="steps between checkpoints; 0: only at the end")
+    parser.add_argument("--peer-timeout", type=float, default=60.0)
     parser.add_argument("--ahead", action="store_true", help="rollouts one step ahead, on a device of the engine's own")
     parser.add_argument("--partial", action="store_true", help="attempts that go on after the update")
     arguments = parser.parse_args()
@@ -245,16 +260,21 @@ def main() -> None:
     arm(moment, int(step))
     seen = watch_devices()
     if "JAX_COORDINATOR_ADDRESS" in os.environ:
-        multihost.initialize()
+        multihost.initialize(arguments.peer_timeout)
     mesh = schema.MeshConfig(fsdp=arguments.fsdp, layout="fsdp" if arguments.fsdp > 1 else "replicated")
     config = make_config(arguments.home, mesh=mesh)
     if arguments.ahead:
         config = ahead(config)
     if arguments.partial:
         config = partial(config)
+    if arguments.every is not None:
+        config = dataclasses.replace(config, checkpoint=schema.CheckpointConfig(every=arguments.every))
     with mirrored(arguments.workdir) as workdir:
         with recorded_reads() as reads:
-            train_rl(config, workdir, resume=arguments.resume)
+            try:
+                train_rl(config, workdir, resume=arguments.resume)
+            except Interrupted:
+                sys.exit(130)  # as launch.train
         if multihost.is_main():
             (workdir / "reads.json").write_text(json.dumps(sorted(reads)))
     print(json.dumps(seen))

@@ -44,6 +44,7 @@ from routerl_jax.learning.losses import LossConfig, objective
 from routerl_jax.learning.optimizer import OptimizerConfig
 from routerl_jax.models.experts import Routing
 from routerl_jax.models.lora import LoraConfig
+from routerl_jax.parallel import multihost
 from routerl_jax.parallel.mesh import single_device_mesh
 from routerl_jax.recipes import r1_searcher
 from routerl_jax.recipes.r1_router.agents import StepwiseAgent
@@ -87,7 +88,8 @@ def test_every_setting_is_read(small_run: pathlib.Path, tmp_path: pathlib.Path, 
     monkeypatch.setattr(sft, "_VOCABULARY_EXAMPLES", 40)
     path = write_config(make_sft_config(steps=1), tmp_path / "config.py")
     with recorded_reads() as reads:
-        assert not launch_here("train", f"--config={path}", f"--workdir={tmp_path / 'run'}")
+        monkeypatch.setattr(multihost, "initialize", lambda *_: None)
+        assert not launch_here("train", f"--config={path}", f"--workdir={tmp_path / 'run'}", "--distributed")
         sample = make_sft_config().warm_start
         kept = dataclasses.replace(
             sample, demonstrations=str(small_run / "whole" / "episodes"), select={"answered": 1}, least=0.0

@@ -120,7 +120,10 @@ REWARD = {"main": {"reward": {"em": 1.0, "judge": 1.0}}}
         ({"stages": REWARD}, "config.stages.main.reward.judge asks a judge, and config.judge.model is empty"),
         ({"evaluation": {"judge": True}}, "config.evaluation.judge is on, and config.judge.model is empty"),
         ({"judge": {"style": "vrga"}}, "config.judge: unknown judge style 'vrga'; did you mean 'vrag'?"),
-        ({"judge": {"failed": "ignore"}}, "config.judge.failed='ignore' is not one of 'zero', 'em', 'leave_out'"),
+        (
+            {"judge": {"failed": "ignore"}},
+            "config.judge.failed='ignore' is not one of 'zero', 'em', 'leave_out', 'refuse'",
+        ),
         ({"judge": {"seconds": 0.0}}, "config.judge.seconds=0.0 must be above 0"),
         ({"judge": {"asks": 0}}, "config.judge.asks=0 must be at least 1"),
         ({"judge": {"modle": "m"}}, "unknown config key config.judge.modle; did you mean config.judge.model?"),

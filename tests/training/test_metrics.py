@@ -11,7 +11,9 @@ from routerl_jax.training.loggers import MetricWriter, read_metrics
 from tests.evaluation.episodes import call, episode
 
 
-def test_rows_are_appended_and_a_resumed_run_drops_its_future(tmp_path: pathlib.Path) -> None:
+def test_rows_are_appended_and_a_resumed_run_drops_its_future(
+    tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
     writer = MetricWriter(tmp_path)
     for step in range(4):
         writer.write(step, {"loss": float(step)})
@@ -19,6 +21,7 @@ def test_rows_are_appended_and_a_resumed_run_drops_its_future(tmp_path: pathlib.
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "lo')  # killed in the middle of a line
     assert [row["step"] for row in read_metrics(tmp_path)] == [0, 1, 2, 3]
+    assert "metrics.jsonl, line 5 is cut off" in caplog.text
     writer = MetricWriter(tmp_path, resume_at=2)
     writer.write(2, {"loss": 20.0})
     writer.close()

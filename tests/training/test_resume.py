@@ -124,7 +124,8 @@ def test_a_run_killed_twice_continues_bit_for_bit(small_run: pathlib.Path, tmp_p
 
 @pytest.mark.slow
 def test_a_run_with_rollouts_ahead_continues_bit_for_bit(small_run: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Killed after the checkpoint of step 1 and, with rollouts of the second stage that wait, of step 2."""
+    """Killed after the checkpoint of step 1 and, with rollouts of the second stage that wait, of step 2; or asked to stop in an
+    update, while another thread samples the next rollouts."""
     home, whole, workdir = small_run, tmp_path / "whole", tmp_path / "killed"
     devices = {"JAX_NUM_CPU_DEVICES": "2"}
     finish(start("tests.training.small_run", home, whole, "--ahead", **devices))
@@ -133,6 +134,12 @@ def test_a_run_with_rollouts_ahead_continues_bit_for_bit(small_run: pathlib.Path
         finish(start("tests.training.small_run", home, workdir, *kill, **devices), status=-signal.SIGKILL)
     finish(start("tests.training.small_run", home, workdir, "--ahead", "--resume", **devices))
     assert_same_run(whole, workdir)
+    asked = tmp_path / "asked"
+    kill = ("--kill", "in-update:1", "--ahead", "--every", "0")
+    finish(start("tests.training.small_run", home, asked, *kill, **devices), status=130)
+    assert checkpoints(asked) == ["1"]
+    finish(start("tests.training.small_run", home, asked, "--ahead", "--resume", **devices))
+    assert_same_run(whole, asked)
     rows = untimed_rows(workdir)
     assert [row["rollout/staleness/max"] for row in rows] == [0, 1, 1]
     assert [row["stage"] for row in rows] == ["first", "first", "second"]

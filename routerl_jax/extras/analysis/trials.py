@@ -168,7 +168,7 @@ _OF_KB = ("kind", "name", "encoder")  # keys of KnowledgeConfig itself
 def _with_retriever(key: str, spec: KnowledgeConfig, name: str) -> KnowledgeConfig:
     if spec.members or spec.kind == "tool":  # a hybrid changes with its members, and a tool has no retriever to change
         return spec
-    if spec.source.startswith(("http://", "https://")):
+    if spec.served:
         raise ValueError(
             f"config.knowledge.{key} is served ({spec.source}), so no other retriever can be tried in it. Give its directory "
             f"on this machine: config.knowledge.{key}.directory, with an empty source"

@@ -7,19 +7,18 @@ import dataclasses
 import pathlib
 import re
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from routerl_jax.agents.agent import LLM, Agent, Tools
 from routerl_jax.agents.chat import fitting
 from routerl_jax.agents.conversation import Conversation, Prompt
 from routerl_jax.agents.grammar import TOO_LONG, unshown
 from routerl_jax.agents.observation import Reply
-from routerl_jax.core.text import split_thoughts
+from routerl_jax.core.text import sentences, split_thoughts
 from routerl_jax.core.types import Action, Call, Episode, Example, Message, Passage, Turn
 
 CONCLUSION = "So the answer is:"  # the end of a chain of thought (IRCoT, arXiv 2212.10509)
-
-_CONCLUDED = re.compile(r"\banswer is\b[ \t]*:?[ \t]*(.*)", re.IGNORECASE)
 
 ANSWER_ALONE = "Now write the answer alone, in a few words."
 
@@ -220,19 +219,19 @@ class Baseline(Agent):
     async def answer(self, example: Example, llm: LLM, request: ChatPrompt) -> Episode:
         """Ends an episode with a new chat of one turn, which is a short answer. In plain text the first line counts."""
         chat, turn, text = await self.ask_line(example, llm, request)
-        return chat.episode(answer=answered(turn, concluded(text) or short(text)))
+        return chat.episode(answer=answered(turn, extracted(text)))
 
     async def think(self, chat: Conversation, llm: LLM) -> Episode:
-        """Ends a chat with a chain of thought and its conclusion (`concluded`). Without a conclusion, `conclude` asks for one.
+        """Ends a chat with a chain of thought and its answer (`extracted`). If it has none, `conclude` asks for one.
 
         A chain in plain text ends where the policy goes on with a new question.
         """
         turn = await self.generate(chat, self.ends(llm), opening=f"\n{CONCLUSION}")
         text = reply_text(turn, llm).split("\nQuestion:")[0]
-        answer = concluded(text)
-        if answer is None:
+        found = extracted(text, chain=True)
+        if found is None:
             return await self.conclude(chat, llm, turn)
-        return chat.episode(answer=answered(turn, answer))
+        return chat.episode(answer=answered(turn, found))
 
     async def conclude(
         self, chat: Conversation, llm: LLM, turn: Turn, *, opening: str = f"\n{CONCLUSION}", closing: str = "\n"
@@ -258,9 +257,14 @@ class Baseline(Agent):
             chat.force(opening)
         last = await self.generate(chat, () if as_message else (closing,), self.answer_tokens)
         text, mark = reply_text(last, llm), opening.strip().splitlines()[-1]
-        if closing.strip() and (mark in text or not as_message):  # the policy may write the opening itself
-            text = text.split(mark)[-1].split(closing)[0]
-        return chat.episode(answer=answered(last, concluded(text) or short(text)))
+        begun = not as_message and mark not in text
+        if closing.strip() and (mark in text or begun):  # the policy may write the opening itself
+            text = f"{mark}{text}" if begun else text
+            text = boxed(text) or text.rpartition(mark)[2].split(closing)[0]
+        found = extracted(text)
+        if found is not None and found.rule == "line" and (begun or closing.strip()):
+            found = found._replace(rule="begun" if begun else "own")
+        return chat.episode(answer=answered(last, found))
 
 
 def documents(passages: Sequence[Passage], llm: LLM) -> str:
@@ -285,40 +289,173 @@ def end_mark(turn: Turn, llm: LLM) -> str:
     return next((mark for mark in marks if turn.text.endswith(mark)), "")
 
 
-def answered(turn: Turn, answer: str | None, error: str = "there is no answer in it") -> str | None:
-    """Marks a turn as an answer, or as invalid if `answer` is None, and returns the answer."""
-    turn.well_formed = answer is not None
-    turn.action = Action(kind="invalid", error=error) if answer is None else Action(kind="answer", answer=answer)
-    return answer
-
-
 # --- what is read in a reply ---
 
 
-def concluded(text: str) -> str | None:
-    """The text after the last "answer is" on its line, without its full stop; None if there is none."""
-    conclusions = _CONCLUDED.findall(text)
-    return (tidied(conclusions[-1]) or None) if conclusions else None
+class Extracted(NamedTuple):
+    """An answer, and the name of the rule that found it (`extracted`)."""
+
+    answer: str
+    rule: str
 
 
-def short(text: str, *labels: str) -> str | None:
-    """The first line that is not empty, without its label (by default `Answer:`); None if there is none."""
-    for line in text.splitlines():
-        for label in labels or ("Answer:",):
-            line = line.strip().removeprefix(label)
-        if line := tidied(line):
-            return line
+def answered(turn: Turn, found: Extracted | None, error: str = "there is no answer in it") -> str | None:
+    """Marks a turn as an answer, or as invalid if there is none, and returns the answer. `Turn.info` has the rule."""
+    turn.well_formed = found is not None
+    if found is None:
+        turn.action = Action(kind="invalid", error=error)
+        return None
+    turn.action, turn.info["answer_rule"] = Action(kind="answer", answer=found.answer), found.rule
+    return found.answer
+
+
+_STYLE = r"[ \t*_`]*"
+_FINAL = re.compile(rf"\bfinal answer{_STYLE}(?:is\b|[:：]|$)(?:{_STYLE}[:：])?", re.IGNORECASE | re.MULTILINE)
+_CONCLUDED = re.compile(
+    r"\banswer(?: to (?:the|this|your)(?: \w+)? question)? (?:is|would be|should be|must be)\b"
+    rf"(?:{_STYLE}[:：])?",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(
+    rf"^[ \t>#*_`•-]*(?:(?:the|my|short|direct|correct|right) )?answer{_STYLE}(?:[:：]| [–—-] |$)"
+    rf"|\banswer{_STYLE}[:：](?={_STYLE}$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_ANSWER_TAG = re.compile(r"<answer>(.*?)(?:</answer>|$)", re.IGNORECASE | re.DOTALL)
+
+
+def extracted(text: str, *, chain: bool = False) -> Extracted | None:
+    """The answer in a reply, by the first of these rules that finds one; None if none does.
+
+    - `boxed`: the last \\boxed{X}.
+    - `tag`: the last <answer>X</answer>.
+    - `final`: after the last "Final answer:" or "final answer is".
+    - `label`: after the first "Answer:" at the beginning of a line, or at the end of one that names what follows.
+    - `conclusion`: after the last "the answer is:", or, if none has a colon, after the last "the answer is".
+    - `line`: the first line, or the next one if it only names what follows. Not in a chain.
+
+    Of the last four, the first sentence counts: "X. I hope this helps." is X. Behind a mark that ends its line, the next line
+    counts. Two more names are those of callers: `own`, an answer in the method's own form, and `begun`, one after a beginning
+    that was written for the policy. Every answer is `tidied`.
+
+    Args:
+      chain: the reply is a chain of thought. Conclusions go before labels, and the last label counts; one at the beginning
+        only if a single sentence follows.
+    """
+    if (content := boxed(text)) is not None:
+        return Extracted(content, "boxed")
+    if content := tidied(" ".join((_ANSWER_TAG.findall(text) or [""])[-1].split())):
+        return Extracted(content, "tag")
+    cue = _LABEL.match(text.lstrip()) if chain else None
+    if cue is not None and len(sentences(text.lstrip()[cue.end() :])) > 1:
+        text = text.lstrip()[cue.end() :]
+    labels = list(_LABEL.finditer(text))
+    rules = {
+        "final": lambda: _after(reversed(list(_FINAL.finditer(text))), text),
+        "label": lambda: _after(reversed(labels) if chain else labels, text),
+        "conclusion": lambda: _conclusion(text),
+        "line": lambda: _line(text),
+    }
+    for rule in ("final", "conclusion", "label") if chain else rules:
+        content = rules[rule]()
+        if rule == "label":  # "Answer: The answer is X"
+            content = _conclusion(content) or content
+        if answer := first_sentence(content):
+            return Extracted(answer, rule)
     return None
 
 
+def first_sentence(text: str) -> str:
+    """The first sentence of a text that is not empty when tidied; "" if there is none."""
+    return next(filter(None, map(tidied, sentences(text))), "")
+
+
+def _conclusion(text: str) -> str:
+    """What stands after the last "answer is:", or, if none has a colon, after the last "answer is"."""
+    marks = list(_CONCLUDED.finditer(text))
+    return _after(reversed([mark for mark in marks if mark[0].endswith((":", "："))] or marks), text)
+
+
+def _after(marks: Iterable[re.Match[str]], text: str) -> str:
+    """What stands on the line after a mark, or on the next line that is not empty: of the first mark that something follows;
+    "" if there is none."""
+    for mark in marks:
+        if line := next(filter(tidied, text[mark.end() :].splitlines()), ""):
+            return line
+    return ""
+
+
+def _line(text: str) -> str:
+    """The first line that is not empty, or the next one if it only names what follows."""
+    lines = [line for line in text.splitlines() if tidied(line)]
+    return next((line for line in lines if not line.rstrip(" \t*_").endswith((":", "："))), (lines or [""])[0])
+
+
+def marked(text: str, label: str) -> Extracted | None:
+    """The answer after a method's own label, from the last line that has it (rule `own`); None if there is none."""
+    answer = first_sentence(last_line(text, label) or "")
+    return Extracted(answer, "own") if answer else None
+
+
+def boxed(text: str) -> str | None:
+    r"""The content of the last \boxed{}, which may contain braces; None if there is none."""
+    begin = text.rfind("\\boxed{")
+    if begin < 0:
+        return None
+    depth = 0
+    for at in range(begin + 6, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if depth == 0:
+            return tidied(text[begin + 7 : at]) or None
+    return None
+
+
+def short(text: str, label: str) -> str | None:
+    """The first line that is not empty, without its label; None if there is none."""
+    return next(filter(None, (tidied(line.strip().removeprefix(label)) for line in text.splitlines())), None)
+
+
+_QUOTES = str.maketrans({"“": '"', "”": '"', "„": '"', "’": "'", "\xa0": " "})
+_WRAPS = [*(mark * 2 for mark in "`\"'_$"), "‘'", "«»", ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]")]
+_LATEX = re.compile(r"\\(?:text\w*|math\w+|operatorname|emph|boxed)[ \t]*\{|[{}]")
+_BOLD_FIRST = re.compile(r"[\s*]{0,6}?\*\*(?=\S)([^*]+)\*\*(?=[ \t]*(?:[,;:(–—-]|\.(?:\s|$)))")
+_EMPHASIS = re.compile(r"(?<![\w*])(\*{1,3})(\S[^*]*?)\1(?![\w*])")
+_CITED = re.compile(r"(?:(?:\]\d+(?: ?,\d+)*\[|】[^【】]*【)[ \t]*[,;]?)+")  # of a text backwards
+
+
+def _without_commands(text: str) -> str:
+    """A text without LaTeX's commands for the look of letters, such as \\text{..}. Other braces stay."""
+    if "\\" not in text:
+        return text
+    kept: list[str] = []
+    braces: list[bool] = []  # the open ones: whether each is kept
+    at = 0
+    for match in _LATEX.finditer(text):
+        keep = match[0] == "{" if match[0] != "}" else not braces or braces.pop()
+        if match[0] != "}":
+            braces.append(keep)
+        kept += [text[at : match.start()], match[0] if keep else ""]
+        at = match.end()
+    return "".join(kept) + text[at:]
+
+
 def tidied(text: str) -> str:
-    """An answer without surrounding space, emphasis marks and quotes, and without a full stop."""
-    text = text.strip().strip("*").strip()
-    text = text.removesuffix(".").rstrip().strip("*")
-    for mark in ('"', "'", "`"):
-        if len(text) > 1 and text[0] == text[-1] == mark:
-            text = text[1:-1]
-    return text.strip()
+    """An answer as it is compared: without surrounding space, bullets, emphasis, quotes, LaTeX, numbers of documents ("[2]")
+    and a full stop. Curly quotes are written straight. Of "**X**, who wrote it", X is kept."""
+    text = _without_commands(text.translate(_QUOTES))
+    for _ in range(4):  # one may stand in the other
+        text = re.sub(r"^(?:[-•]|#+)[ \t]+", "", text.strip())
+        if match := _BOLD_FIRST.match(text):
+            text = match[1]
+        text = _EMPHASIS.sub(r"\2", text).strip("*`").strip()
+        text = text.removesuffix(".").rstrip().strip("*`")
+        if (cited := _CITED.match(text[::-1])) and cited.end() < len(text):
+            text = text[: -cited.end()]
+        for opening, closing in _WRAPS:
+            inner = text[len(opening) : -len(closing)]
+            if inner and text == f"{opening}{inner}{closing}" and opening not in inner and closing not in inner:
+                text = inner
+    return re.sub(r"\\([%$&#_ ])", r"\1", text).replace("{,}", ",").strip()
 
 
 def last_line(text: str, label: str) -> str | None:

@@ -8,21 +8,26 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from routerl_jax.agents.agent import LLM, Tools
+from routerl_jax.agents.conversation import Conversation
 from routerl_jax.agents.grammar import NO_TOOL, between, one_line
-from routerl_jax.core.types import Action, Episode, Example, Passage, Query
+from routerl_jax.core.text import sentence_ends
+from routerl_jax.core.text import sentences as sentences_in
+from routerl_jax.core.types import Action, Episode, Example, Passage, Query, Turn
 from routerl_jax.extras.baselines.baseline import (
     WORKED,
     Baseline,
     ChatPrompt,
+    Extracted,
     SearchResults,
     WorkedExample,
     answered,
+    boxed,
     chains,
-    concluded,
     examples,
+    extracted,
     last_line,
+    marked,
     reply_text,
-    short,
     tidied,
 )
 from routerl_jax.extras.baselines.registry import baseline
@@ -33,7 +38,7 @@ from routerl_jax.knowledge.base import with_picture
 # --- IRCoT: alternates between retrieval and chain of thought (Trivedi et al., arXiv 2212.10509). ---
 
 
-# Ends of sentences. There are only four, because endpoints take no more stop strings.
+# Where a sentence may end. Whether it does is seen in the text behind (core.text.sentence_ends): "J. Lee" goes on.
 SENTENCE_ENDS = (". ", ".\n", "? ", "\n")
 READ_AND_THINK = f"Answer the question from the documents and what you know. {THINK}"
 
@@ -44,14 +49,15 @@ class IRCoT(Baseline):
     """Searches for the question. Then it alternates: it writes one sentence of a chain of thought, with all documents so far in
     the prompt, and searches for this sentence.
 
-    The chain ends with a sentence that has "answer is", with an empty one, or after `max_steps`. Then a separate reader answers
-    from the collected documents.
+    The chain ends with a sentence that has "answer is" (or an answer in another of the forms of `extracted`), with an empty
+    one or one that is in the chain already, or after `max_steps`. Then a separate reader answers from the collected documents.
 
     As in the authors' code (StonyBrookNLP/ircot), a sentence that concludes or calculates is not searched for. The last
     sentence that states a fact is searched for instead, or the question if there is none. The same query is not searched for
     twice in a row. The code differs in three ways: it leaves out the question words of queries, because its retriever is BM25;
     it shows worked examples with documents for each data set (here there are `shots` examples, without documents); and it lets
-    the model write on and drops everything after the first sentence (here the model stops there).
+    the model write on and drops everything after the first sentence (here the model stops there; where only the next word can
+    tell whether a sentence ends, as behind an initial, it writes on).
 
     R1-Router runs it with k=5, max_steps=3 and reader="none". R1-Searcher (by FlashRAG) also runs it without a reader.
 
@@ -88,18 +94,21 @@ class IRCoT(Baseline):
             tokens = self.sentence_tokens
             begun = dataclasses.replace(chain, begun=" ".join(sentences))
             request = self.reading(example, llm, list(collected.values()), begun, failure, tokens)
-            chat, turn, text = await self.ask(example, llm, request, stop=SENTENCE_ENDS, max_tokens=tokens)
-            sentence = first_sentence(text)
-            if sentence:
+            chat, turn, sentence = await self.sentence(example, llm, request)
+            found = extracted(sentence, chain=True)
+            concludes = found is not None and (
+                found.rule != "label" or bool(sentences)
+            )  # a chain may begin with "Answer:"
+            repeats = sentence in sentences
+            if sentence and not repeats:
                 sentences.append(sentence)
-            if not sentence or concluded(sentence) or step == self.max_steps:
+            if not sentence or repeats or concludes or step == self.max_steps:
                 break
             facts = [item for item in sentences if not is_reasoning(item)]
             query = facts[-1] if facts else example.question
             turn.action, turn.well_formed = self.search_action(query, thought=sentence), True
         if self.reader == "none":
-            answer = concluded(sentences[-1]) or short(sentences[-1]) if sentences else None
-            return chat.episode(answer=answered(turn, answer))
+            return chat.episode(answer=answered(turn, extracted(sentences[-1]) if sentences else None))
         if self.reader == "direct":
             chain = dataclasses.replace(chain, task=READ)
         request = self.reading(example, llm, list(collected.values()), chain, failure)
@@ -107,11 +116,21 @@ class IRCoT(Baseline):
             return await self.think(self.begin(example, llm, request), llm)
         return await self.answer(example, llm, request)
 
+    async def sentence(self, example: Example, llm: LLM, request: ChatPrompt) -> tuple[Conversation, Turn, str]:
+        """Asks for a sentence in a new chat. Returns the chat, its last turn, and the sentence.
 
-def first_sentence(text: str) -> str:
-    """The text up to the first end of a sentence, including its stop; the whole text if there is none."""
-    ends = [at + len(end.rstrip()) for end in SENTENCE_ENDS if (at := text.strip().find(end)) >= 0]
-    return text.strip()[: min(ends)].strip() if ends else text.strip()
+        An engine stops at every ". ", and goes on in another turn if that ends no sentence. An endpoint has written on.
+        """
+        chat, text, tokens = self.begin(example, llm, request), "", self.sentence_tokens
+        while True:
+            turn = await self.generate(chat, SENTENCE_ENDS, tokens)
+            text += reply_text(turn, llm)
+            tokens -= max(turn.tokens, 1)
+            ended = turn.stop_reason != "stop" or text.endswith("\n") or sentence_ends(text) or chat.usage is not None
+            if ended or min(tokens, chat.room) < 1:
+                chat.close()
+                line = (text.strip().splitlines() or [""])[0]
+                return chat, turn, next(iter(sentences_in(line)), "")
 
 
 def is_reasoning(sentence: str) -> bool:
@@ -211,15 +230,17 @@ class SelfAsk(Baseline):
         for follow_up in range(self.max_follow_ups + 1):
             turn = await self.generate(chat, (INTERMEDIATE, "\nQuestion:"), opening=f"\n{FINAL}")
             text = reply_text(turn, llm).split("\nQuestion:")[0]
-            if answer := tidied(last_line(text, FINAL) or ""):
-                return chat.episode(answer=answered(turn, answer))
-            query = last_line(text.removesuffix(INTERMEDIATE), FOLLOW_UP)
+            said = text.removesuffix(INTERMEDIATE).rstrip()
+            query = last_line(said, FOLLOW_UP)
+            if found := marked(text, FINAL) or (None if query else extracted(text, chain=True)):
+                return chat.episode(answer=answered(turn, found))
             if not query or follow_up == self.max_follow_ups:
                 break
-            turn.action, turn.well_formed = self.search_action(query), text.endswith(INTERMEDIATE)
+            turn.action = self.search_action(query)
+            turn.well_formed = said.rpartition("\n")[2].lstrip().startswith(FOLLOW_UP)
             results = await self.search(tools, query)
             if self.above:
-                written += text.removesuffix(INTERMEDIATE).rstrip() + f"\n{INTERMEDIATE}"
+                written += f"{said}\n{INTERMEDIATE}"
                 chat.close()
                 chat = self.begin(example, llm, self.request(example, llm, results, written))
             elif (observation := self.intermediate(text, results)) and not self.tell(chat, llm, turn, observation):
@@ -300,7 +321,8 @@ class ReAct(Baseline):
             turn = await self.generate(chat, ("\nObservation", "]\n", "\nQuestion:"), opening=LAST_STEP)
             kind, argument = parse_action(reply_text(turn, llm))
             if kind == "finish":
-                return chat.episode(answer=answered(turn, tidied(argument) or None, "finish[] has nothing in it"))
+                found = Extracted(tidied(argument), "own") if tidied(argument) else None
+                return chat.episode(answer=answered(turn, found, "finish[] has nothing in it"))
             if kind == "search":
                 turn.action, turn.well_formed = self.search_action(argument), True
                 results = await self.search(tools, argument)
@@ -315,6 +337,8 @@ class ReAct(Baseline):
                 observation = (
                     f"({index + 1} of {len(matches)}) {matches[index]}" if has_match else "There is no more of it."
                 )
+            elif found := stated(reply_text(turn, llm)):
+                return chat.episode(answer=answered(turn, found))
             else:
                 answered(turn, None, INVALID)
                 observation = INVALID
@@ -332,19 +356,23 @@ def parse_action(text: str) -> tuple[str, str]:
     ("", "") if there is none or it has no argument; finish[] may be empty.
     """
     lines = (_ACTION.match(line.strip()) for line in text.splitlines())
-    match = next(filter(None, lines), None) or _ACTION.search(text)
+    # an action ends with a bracket: behind the last one of a line there is none to look for
+    within = (_ACTION.search(line, 0, line.rfind("]") + 1) for line in text.split("\n"))
+    match = next(filter(None, lines), None) or next(filter(None, within), None)
     kind, argument = (match[1].lower(), " ".join(match[2].split())) if match else ("", "")
     return (kind, argument) if argument or kind == "finish" else ("", "")
 
 
+def stated(text: str) -> Extracted | None:
+    """An answer in another form than the method's, outside the thought of a step; None if there is none."""
+    lines = (line for line in text.splitlines() if not line.lstrip(" *").startswith("Thought"))
+    found = extracted("\n".join(lines), chain=True)
+    return found if found is not None and found.rule != "conclusion" else None
+
+
 def sentences_of(results: SearchResults) -> list[str]:
     """The sentences of the results, in order."""
-    return [
-        sentence
-        for passage in results.passages
-        for sentence in re.split(r"(?<=[.?!])\s+", passage.text.strip())
-        if sentence
-    ]
+    return [sentence for passage in results.passages for sentence in sentences_in(passage.text)]
 
 
 def found_text(results: SearchResults) -> str:
@@ -442,8 +470,9 @@ class SearchO1(Baseline):
                 break
             reasoning += observation
         assert turn is not None
-        if answer := boxed(turn.text):
-            return chat.episode(answer=answered(turn, answer))
+        answer = boxed(turn.text)
+        if found := Extracted(answer, "boxed") if answer else extracted(reply_text(turn, llm), chain=True):
+            return chat.episode(answer=answered(turn, found))
         if turn.action is None:
             answered(turn, None, "there is neither a query between its marks nor a boxed answer")
         return await self.conclude(chat, llm, turn, opening=BOXED, closing="}")
@@ -483,20 +512,6 @@ def shortened(reasoning: str) -> str:
         elif selected[-1] != "...":
             selected.append("...")
     return "\n".join(selected)
-
-
-def boxed(text: str) -> str | None:
-    r"""The content of the last \boxed{}, which may contain braces; None if there is none."""
-    begin = text.rfind("\\boxed{")
-    if begin < 0:
-        return None
-    depth = 0
-    for at in range(begin + 6, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if depth == 0:
-            content = re.sub(r"\\text\{(.*)\}", r"\1", text[begin + 7 : at])
-            return tidied(content) or None
-    return None
 
 
 # --- OmniSearch: a planner asks sub-questions and names a retriever for each (Li et al., arXiv 2411.02937). ---
@@ -545,8 +560,8 @@ class OmniSearch(Baseline):
             turn = await self.generate(chat, ("\nFound:", "\nQuestion:"), opening="Final answer:")
             text = reply_text(turn, llm).split("\nQuestion:")[0]
             behind = text.rpartition("Search:")[2]  # before a search, a thought only names the answer's label
-            if answer := tidied(last_line(behind, "Final answer:") or ""):
-                return chat.episode(answer=answered(turn, answer))
+            if found := marked(behind, "Final answer:") or (stated(text) if behind == text else None):
+                return chat.episode(answer=answered(turn, found))
             turn.action = action = parse_step(text, names)
             turn.well_formed = action.kind == "search" and "Thought:" in text and "Sub-question:" in text
             if action.kind == "invalid":

@@ -17,8 +17,8 @@ from routerl_jax.extras.baselines.baseline import (
     ChatPrompt,
     SearchResults,
     answered,
-    concluded,
     documents,
+    extracted,
     last_line,
     short,
     tidied,
@@ -304,8 +304,8 @@ class CRPlanner(Baseline):
                 steps += await self.searched(example, llm, tools, steps)
                 continue
             chat, turn, thought = await self.select(example, llm, steps, THOUGHTS, "Thoughts", self.max_turn_tokens)
-            if answer := concluded(thought):
-                return chat.episode(answer=answered(turn, answer))
+            if found := extracted(thought, chain=True):
+                return chat.episode(answer=answered(turn, found))
             steps.append(f"Thought: {thought}")
         request = self.over(example, llm, steps, ANSWER, "", "Answer:", self.answer_tokens)
         return await self.answer(example, llm, request)

@@ -12,21 +12,22 @@ import numpy as np
 
 from routerl_jax.agents.agent import LLM, Tools
 from routerl_jax.agents.grammar import NO_TOOL
+from routerl_jax.core.text import sentences
 from routerl_jax.core.types import Episode, Example, Passage, Turn
 from routerl_jax.extras.baselines.baseline import (
     CONCLUSION,
     WORKED,
     Baseline,
     ChatPrompt,
+    Extracted,
     SearchResults,
     answered,
     chains,
-    concluded,
     end_mark,
     examples,
-    last_line,
+    extracted,
+    marked,
     reply_text,
-    short,
     tidied,
 )
 from routerl_jax.extras.baselines.registry import baseline
@@ -143,8 +144,8 @@ class HippoRAGReader(VanillaRAG):
         chat = self.begin(example, llm, request)
         turn = await self.generate(chat, self.ends(llm), opening="\nAnswer:")
         text = reply_text(turn, llm).split("\nQuestion:")[0]
-        if answer := tidied(last_line(text, "Answer:") or ""):
-            return chat.episode(answer=answered(turn, answer))
+        if found := marked(text, "Answer:") or extracted(text, chain=True):
+            return chat.episode(answer=answered(turn, found))
         return await self.conclude(chat, llm, turn, opening="\nAnswer:")
 
 
@@ -232,7 +233,7 @@ class REPLUG(VanillaRAG):
         turns: list[Turn] = []
         for request in chats:
             chat, turn, text = await self.ask_line(example, llm, request)
-            answered(turn, concluded(text) or short(text))
+            answered(turn, extracted(text))
             turns.append(turn)
         end = "\n" if not self.chats(llm) else next(filter(None, (end_mark(turn, llm) for turn in turns)), "")
         answers = list(dict.fromkeys(turn.action.answer for turn in turns if turn.action and turn.action.answer))
@@ -328,7 +329,7 @@ class SuRe(VanillaRAG):
             match = re.search(r"(?<!\d)[12](?!\d)", text)
             scores[first] += {"1": 1.0, "2": 0.0}[match[0]] if match else 0.5
         answer = names[scores.index(max(scores))]
-        return chat.episode(answer=answered(turn, answer))
+        return chat.episode(answer=answered(turn, Extracted(answer, "own")))
 
 
 def listed(text: str) -> list[str]:
@@ -370,7 +371,10 @@ class SelectiveContext(VanillaRAG):
 
     async def run(self, example: Example, llm: LLM, tools: Tools) -> Episode:
         results = await self.search(tools, example.question)
-        scored = [[await surprise(llm, item) for item in sentences(passage, llm)] for passage in results.passages]
+        scored = [
+            [await surprise(llm, item) for item in sentences(llm.tokenizer.plain(passage.text))]
+            for passage in results.passages
+        ]
         if self.unit == "sentence":
             scored = [[[(" ".join(word for word, _ in item), mean_of(item))] for item in passage] for passage in scored]
         units = [value for passage in scored for sentence in passage for _, value in sentence]
@@ -443,11 +447,6 @@ def together(results: SearchResults, passages: Sequence[Passage]) -> SearchResul
     if not results.passages:
         return results
     return SearchResults((dataclasses.replace(results.calls[0], passages=tuple(passages), error=None),))
-
-
-def sentences(passage: Passage, llm: LLM) -> list[str]:
-    """The sentences of a passage."""
-    return [sentence for sentence in re.split(r"(?<=[.?!])\s+", llm.tokenizer.plain(passage.text).strip()) if sentence]
 
 
 async def score(llm: LLM, prompt: str, texts: Sequence[str]) -> list[float]:

@@ -19,6 +19,7 @@ from routerl_jax.extras.chat.session import Chat, Exchange
 from routerl_jax.extras.policy_server.answerer import sources
 from routerl_jax.extras.policy_server.live import Progress
 from routerl_jax.extras.viewer.app import page_app, page_data, picture_of, picture_reply
+from routerl_jax.extras.viewer.index import whole_number
 from routerl_jax.knowledge.base import query_text
 from routerl_jax.models.images import image_bytes, is_data
 from routerl_jax.services.asgi import (
@@ -149,9 +150,9 @@ def create_app(chat: Chat, hosts: Collection[str] = LOOPBACK) -> Starlette:
         def find() -> tuple[bytes, str]:
             record = page.replies.get(request.query_params.get("key", ""))
             number = request.query_params.get("n", "")
-            if record is None or not number.isdecimal():
+            if record is None:
                 raise ValueError("there is no such picture (any more)")
-            return picture_of(record, chat.pictures, int(number))
+            return picture_of(record, chat.pictures, whole_number("n", number))
 
         return picture_reply(find)
 

@@ -24,7 +24,7 @@ from routerl_jax.core.rows import RowLocation
 from routerl_jax.core.types import Episode, Example
 from routerl_jax.engine.policy import Policy
 from routerl_jax.engine.sampling import Sampling
-from routerl_jax.evaluation.metrics import ANSWER, JUDGE, answer_scores, summarize
+from routerl_jax.evaluation.metrics import ANSWER, JUDGE, answer_scores, summarize, verdicts_that_count
 from routerl_jax.evaluation.paired import compare_scores, holm
 from routerl_jax.evaluation.records import PictureFiles, episode_of, episode_record, read_records
 from routerl_jax.rewards.terms import Judge
@@ -146,17 +146,17 @@ def _tokens(episode: Episode) -> dict[str, int]:
     return {"read": sum(len(sequence.tokens) for sequence in episode.sequences) - sampled, "written": sampled}
 
 
-Scores = Mapping[str, Float[np.ndarray, " N"]]  # scores of a row, by metric; nan for episodes that are left out
+# scores of a row, by metric, with an axis for the seeds if there are several; nan for episodes that are left out
+Scores = Mapping[str, Float[np.ndarray, "*S N"]]
 
 
 def row_scores(
-    episodes: Sequence[Episode], metrics: Sequence[str], normalizer: str
-) -> dict[str, Float[np.ndarray, " N"]]:
-    """Scores of each episode, by metric; nan if the judge's verdict does not count."""
-    table = answer_scores(episodes, normalizer)
-    verdicts = [e.verdict.counts if e.verdict is not None else None for e in episodes]
-    judged = np.asarray([np.nan if counts is None else counts for counts in verdicts])
-    return {name: judged if name == JUDGE else table[:, ANSWER.index(name)] for name in metrics}
+    episodes: Sequence[Episode], metrics: Sequence[str], normalizer: str, seeds: int = 1
+) -> dict[str, Float[np.ndarray, "S N"]]:
+    """Scores of each episode, by metric; nan if the judge's verdict does not count. The order is that of `summarize`."""
+    table, judged = answer_scores(episodes, normalizer), verdicts_that_count(episodes)
+    scores = {name: judged if name == JUDGE else table[:, ANSWER.index(name)] for name in metrics}
+    return {name: values.reshape(seeds, -1) for name, values in scores.items()}
 
 
 def row_results(
@@ -165,13 +165,14 @@ def row_results(
     tools: Sequence[str],
     normalizer: str,
     budget: int | None,
+    seeds: int = 1,
 ) -> dict[str, Any]:
     """The numbers of an agent's episodes on a benchmark: `evaluation.metrics.summarize`, and `cost`.
 
-    `cost` has means per question: `searches` by knowledge base, tokens `read` and `written`, `seconds` (shared by all questions
-    that ran side by side), and `money` if there is a price.
+    `cost` has means per attempt at a question: `searches` by knowledge base, tokens `read` and `written`, `seconds` (shared by
+    all questions that ran side by side), and `money` if there is a price.
     """
-    summary = summarize(episodes, normalizer, tools, budget)
+    summary = summarize(episodes, normalizer, tools, budget, seeds)
     count = len(episodes)
     searched = collections.Counter(call.tool for episode in episodes for call in episode.calls)
     took = {key: sum(record["took"][key] for record in records) / count for key in ("read", "written", "seconds")}
@@ -182,24 +183,25 @@ def row_results(
 
 def paired_tests(rows: Mapping[str, Scores], metrics: Sequence[str], reference: str = "") -> list[dict[str, Any]]:
     """Paired tests between rows of a benchmark, for each metric: between every two rows, or each row and the `reference`
-    (none if that is not among the rows).
+    (none if that is not among the rows). Rows without scores of a metric are left out.
 
     Returns:
       One entry per `metric`, `first` and `second`, in the order of the rows. It has `difference`, `interval` and `p`
-      (paired.compare_scores) on the `n` questions on which both have a score, and `holm`, the `p` corrected for the number of
-      tests of this metric.
+      (paired.compare_scores) on the `n` questions on which both have a score of every seed, and `holm`, the `p` corrected for
+      the number of tests of this metric.
     """
-    pairs = list(itertools.combinations(rows, 2))
-    if reference:
-        pairs = [(name, reference) for name in rows if name != reference and reference in rows]
     tests: list[dict[str, Any]] = []
     for metric in metrics:
+        names = [name for name, scores in rows.items() if metric in scores]
+        pairs = list(itertools.combinations(names, 2))
+        if reference:
+            pairs = [(name, reference) for name in names if name != reference and reference in names]
         of_metric = []
         for first, second in pairs:
-            ours, theirs = rows[first][metric], rows[second][metric]
-            scored = ~(np.isnan(ours) | np.isnan(theirs))
+            ours, theirs = (np.atleast_2d(rows[name][metric]) for name in (first, second))
+            scored = ~np.isnan(ours - theirs).any(axis=0)
             if scored.any():
-                compared = compare_scores(ours[scored], theirs[scored])
+                compared = compare_scores(ours[:, scored], theirs[:, scored])
                 of_metric.append(
                     {"metric": metric, "first": first, "second": second, "n": int(scored.sum()), **compared}
                 )

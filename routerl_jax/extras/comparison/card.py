@@ -48,7 +48,7 @@ def knowledge_settings(name: str, spec: KnowledgeConfig) -> dict[str, str]:
     settings = {
         key: getattr(spec, key) for key in ("kind", "encoder", "index", "source", "directory") if getattr(spec, key)
     }
-    if spec.directory or spec.source.startswith(("http://", "https://")) or spec.kind in ("tool", "hybrid"):
+    if spec.directory or spec.served or spec.kind in ("tool", "hybrid"):
         return settings
     return settings | {
         "built": kb_cache_directory(name, spec).name
@@ -58,7 +58,7 @@ def knowledge_settings(name: str, spec: KnowledgeConfig) -> dict[str, str]:
 def knowledge_card(name: str, spec: KnowledgeConfig) -> dict[str, Any]:
     """Facts about a knowledge base that has been opened: digest of the corpus, number of passages, encoder, index."""
     facts: dict[str, Any] = {"kind": spec.kind, "source": spec.source}
-    if spec.source.startswith(("http://", "https://")) or spec.kind in ("tool", "hybrid"):
+    if spec.served or spec.kind in ("tool", "hybrid"):
         return facts
     directory = kb_directory(name, spec)
     if not (directory / MANIFEST).is_file():
@@ -143,7 +143,7 @@ def without_gold(examples: Sequence[Example], knowledge: Mapping[str, KnowledgeC
         return None
     names = Names()
     for name, spec in knowledge.items():
-        if spec.source.startswith(("http://", "https://")) or spec.kind in ("tool", "hybrid", "pages"):
+        if spec.served or spec.kind in ("tool", "hybrid", "pages"):
             return None
         if not names.add(kb_directory(name, spec)):
             return None

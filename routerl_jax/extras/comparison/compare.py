@@ -18,6 +18,7 @@ from routerl_jax.core.types import Example, Message
 from routerl_jax.data.readers import rows_left_out
 from routerl_jax.data.trajectories import golden_step
 from routerl_jax.engine.sampling import Sampling
+from routerl_jax.evaluation.metrics import too_few_answered
 from routerl_jax.extras.comparison import card
 from routerl_jax.extras.comparison.agents import (
     AgentRow,
@@ -41,6 +42,7 @@ from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark, NoDa
 from routerl_jax.extras.comparison.config import CaptionConfig, ComparisonConfig
 from routerl_jax.extras.comparison.report import write_report
 from routerl_jax.parallel.workdir import directory_lock
+from routerl_jax.services import faults
 from routerl_jax.services.judge import ModelJudge, check_judge, open_judge, settings_that_count
 from routerl_jax.services.load import CachedModel, chat_model
 from routerl_jax.training.config import KnowledgeConfig
@@ -74,15 +76,18 @@ class PreparedBenchmark:
         """The knowledge bases of the benchmark."""
         return self.benchmark.knowledge
 
-    def path(self, row: AgentRow, output: pathlib.Path) -> pathlib.Path:
-        """The file with the episodes of a row."""
-        return output / "episodes" / file_name(self.name) / f"{file_name(row.name)}.jsonl"
+    def paths(self, row: AgentRow, output: pathlib.Path, config: ComparisonConfig) -> dict[int, pathlib.Path]:
+        """The files with the episodes of a row, by seed: AGENT.jsonl of the first one, AGENT.seedN.jsonl of the others."""
+        directory, name = output / "episodes" / file_name(self.name), file_name(row.name)
+        seeds = range(config.seed, config.seed + config.seeds)
+        return {seed: directory / f"{name}{f'.seed{seed}' if i else ''}.jsonl" for i, seed in enumerate(seeds)}
 
 
 def compare(config: ComparisonConfig, output: pathlib.Path, *, progress: bool = True) -> dict[str, Any]:
     """Runs every agent on every benchmark, except for episodes that `output` has already, and writes the report.
 
-    Files: `episodes/BENCHMARK/AGENT.jsonl` (evaluation.records, with `took`) and `.json` (the settings of these episodes),
+    Files: `episodes/BENCHMARK/AGENT.jsonl` (evaluation.records, with `took`; further seeds in files of their own) and `.json`
+    (the settings of these episodes),
     `policies/NAME.json`, `results.json`, `report.md`, `report.html` (pictures inside), `figures/`.
 
     Returns:
@@ -126,11 +131,15 @@ def report_finished(config: ComparisonConfig, output: pathlib.Path) -> dict[str,
     finished: list[PreparedBenchmark] = []
     unfinished: dict[str, dict[str, int]] = {}
     for field in _with_captions(prepared(config), config, False):
-        counts = {row.name: attempted(field.path(row, output), field.examples) for row in field.rows}
-        rows = [row for row in field.rows if counts[row.name] == len(field.examples)]
+        counts = {
+            row.name: sum(attempted(path, field.examples) for path in field.paths(row, output, config).values())
+            for row in field.rows
+        }
+        attempts = config.seeds * len(field.examples)
+        rows = [row for row in field.rows if counts[row.name] == attempts]
         if rows:
             finished.append(dataclasses.replace(field, rows=rows))
-        if lacking := {name: count for name, count in counts.items() if count < len(field.examples)}:
+        if lacking := {name: count for name, count in counts.items() if count < attempts}:
             unfinished[field.name] = lacking
     if not finished:
         raise ValueError(f"no agent has an episode of every question in {output}; leave --finished out to run them")
@@ -196,17 +205,19 @@ def _run_policy(
                 if settings_digest not in tools:
                     with naming(f"benchmark {field.name!r}"):
                         tools[settings_digest] = open_knowledge_bases(field.knowledge, progress=progress)
-                attempt_all(
-                    row.agent,
-                    field.examples,
-                    engine,
-                    {name: tools[settings_digest][name] for name in row.tools},
-                    field.path(row, output),
-                    sampling=Sampling(temperature=config.temperature),
-                    seed=config.seed,
-                    tool_timeout=config.tool_timeout,
-                    progress=f"{field.name}: {row.name}" if progress else "",
-                )
+                for seed, path in field.paths(row, output, config).items():
+                    of_seed = f", seed {seed}" if config.seeds > 1 else ""
+                    attempt_all(
+                        row.agent,
+                        field.examples,
+                        engine,
+                        {name: tools[settings_digest][name] for name in row.tools},
+                        path,
+                        sampling=Sampling(temperature=config.temperature),
+                        seed=seed,
+                        tool_timeout=config.tool_timeout,
+                        progress=f"{field.name}: {row.name}{of_seed}" if progress else "",
+                    )
     return description
 
 
@@ -346,7 +357,8 @@ def captioned(examples: Sequence[Example], config: CaptionConfig, *, progress: s
         replies = model.complete(requests, max_tokens=config.max_tokens)
     finally:
         model.close()
-    errors = [reply.error or ("" if reply.text.strip() else "the reply is empty") for reply in replies]
+    empty = [reply.fault == faults.EMPTY or not (reply.error or reply.text.strip()) for reply in replies]
+    errors = ["the reply is empty" if none else reply.error for none, reply in zip(empty, replies)]
     if failed := [(example.id, error) for (example, _), error in zip(pictures, errors) if error]:
         raise ValueError(
             f"{len(failed)} of {len(pictures)} pictures have no caption; that of question {failed[0][0]!r}: {failed[0][1]}. "
@@ -364,15 +376,16 @@ def captioned(examples: Sequence[Example], config: CaptionConfig, *, progress: s
 
 def _check_settings(fields: list[PreparedBenchmark], config: ComparisonConfig, output: pathlib.Path) -> None:
     """Raises ValueError if existing episodes were made with other settings. The message names the first one that differs."""
-    common = {"temperature": config.temperature, "seed": config.seed, **_captions_card(config)}
+    common = {"temperature": config.temperature, **_captions_card(config)}
     for field in fields:
         knowledge = {name: card.knowledge_settings(name, spec) for name, spec in field.knowledge.items()}
         questions = {"questions": len(field.examples), "questions digest": card.questions_digest(field.examples)}
         for row in field.rows:
-            path, made_of = field.path(row, output), {**common, "agent": row.about, **questions, "knowledge": knowledge}
-            if not path.is_file():  # no question was asked yet
-                path.with_suffix(".json").unlink(missing_ok=True)
-            check_same(made_of, path.with_suffix(".json"), _REMEDY)
+            for seed, path in field.paths(row, output, config).items():
+                made_of = {**common, "seed": seed, "agent": row.about, **questions, "knowledge": knowledge}
+                if not path.is_file():  # no question was asked yet
+                    path.with_suffix(".json").unlink(missing_ok=True)
+                check_same(made_of, path.with_suffix(".json"), _REMEDY)
 
 
 def _results(
@@ -386,15 +399,20 @@ def _results(
     rows, scores = {}, {}
     judged_by = card.digest(dict(settings_that_count(config.judge))) if config.judge.model else ""
     for row in field.rows:
-        path = field.path(row, output)
-        episodes, records = finished_attempts(path, field.examples, judge, judged_by, rewrite=rewrite)
-        rows[row.name] = row_results(
-            episodes, records, tuple(field.knowledge), config.normalizer, row.agent.search_budget
-        ) | {"budget": row.agent.search_budget, "prompts": card.prompts_digest(records), "agent": row.about}
+        episodes, records = [], []
+        for path in field.paths(row, output, config).values():
+            of_seed = finished_attempts(path, field.examples, judge, judged_by, rewrite=rewrite)
+            episodes += of_seed[0]
+            records += of_seed[1]
+        budget, bases = row.agent.search_budget, tuple(field.knowledge)
+        rows[row.name] = row_results(episodes, records, bases, config.normalizer, budget, config.seeds)
+        prompts = card.prompts_digest(records[: len(field.examples)])
+        rows[row.name] |= {"budget": budget, "prompts": prompts, "agent": row.about}
         rows[row.name]["policy"] = _policy(row.run)
         if judge is not None and config.judge_checks:
             rows[row.name]["judge_checks"] = check_judge(judge, episodes, config.judge_checks)
-        scores[row.name] = row_scores(episodes, config.metrics, config.normalizer)
+        tested = [m for m in config.metrics if not too_few_answered(rows[row.name], m, config.most_failed)]
+        scores[row.name] = row_scores(episodes, tested, config.normalizer, config.seeds)
     return {
         "n": len(field.examples),
         "without_gold": card.without_gold(field.examples, field.knowledge),
@@ -432,10 +450,16 @@ def _card(
         "searches": config.searches,
         "instruct": config.instruct,
         "policies": dict(policy_cards),
-        "decoding": {"temperature": config.temperature, "seed": config.seed, "turn tokens": config.turn_tokens},
+        "decoding": {
+            "temperature": config.temperature,
+            "seed": config.seed,
+            "seeds": config.seeds,
+            "turn tokens": config.turn_tokens,
+        },
         "metrics": list(config.metrics),
         "normalizer": config.normalizer,
         "reference": config.reference,
+        "most failed": config.most_failed,
         "papers": list(config.papers),
         "rows": dict(config.rows),
         "absent": absent(config),

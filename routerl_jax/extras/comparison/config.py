@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from routerl_jax.core.config import Amount, Count, NonNegative, Positive, Seed, Size, checked, naming
+from routerl_jax.core.config import Amount, Count, Fraction, NonNegative, Positive, Seed, Size, checked, naming
 from routerl_jax.core.time_limit import DEFAULT_SECONDS
-from routerl_jax.evaluation.metrics import ANSWER, JUDGE
+from routerl_jax.evaluation.metrics import ANSWER, JUDGE, MOST_FAILED
 from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark
 from routerl_jax.extras.comparison.papers.figure import PAPER_FIGURES
 from routerl_jax.extras.comparison.papers.table import PAPER_TABLES
@@ -64,6 +64,11 @@ class ComparisonConfig:
     skip_absent: bool = False
     temperature: NonNegative = 0.0  # temperature of the sampling; 0 is greedy
     seed: Seed = 0  # seed of the sampling
+    # attempts of each agent at each question, with the seeds `seed`, `seed` + 1, ..; their variance is in the intervals
+    seeds: Size = 1
+    # greatest share of an agent's questions without a whole reply of the policy, or without a verdict. Above it the agent is
+    # not tested on the benchmark, nothing is bold there, and launch.evaluate exits with 1 (with --allow_failures: 0)
+    most_failed: Fraction = MOST_FAILED
     tool_timeout: Positive = DEFAULT_SECONDS  # seconds after which a search counts as failed
     data: str = ""  # directory with the files of the benchmarks
     encoder: str = ""  # encoder of passages and tables; replaces the benchmarks' own
@@ -154,6 +159,10 @@ class ComparisonConfig:
         for metric in self.metrics:
             if metric not in (*ANSWER, JUDGE):
                 raise ValueError(f"config.metrics: {metric!r} is none of {', '.join((*ANSWER, JUDGE))}")
+        if self.seeds > 1 and not self.temperature:
+            raise ValueError(
+                f"config.seeds={self.seeds} with config.temperature=0 would make the same attempts again: set a temperature"
+            )
         if JUDGE in self.metrics and not self.judge.model:
             raise ValueError("config.metrics: 'judge' is never measured: name the language model, config.judge.model")
         if self.judge_checks and not self.judge.model:

@@ -14,7 +14,8 @@ from rich.text import Text
 from routerl_jax.core.console import open_console
 from routerl_jax.core.files import write_atomic
 from routerl_jax.evaluation.figures import color_of, dots, new_figure, panels_of, save_figure
-from routerl_jax.evaluation.report import heading
+from routerl_jax.evaluation.metrics import ANSWERED, JUDGE, answered, too_few_answered
+from routerl_jax.evaluation.report import heading, marks_text, score_text
 from routerl_jax.extras.comparison.document import Block, Heading, Paragraph, Picture, Table, markdown, page
 from routerl_jax.extras.comparison.papers.table import PAPER_TABLES, paper_blocks, policy_name
 
@@ -35,12 +36,13 @@ def metric_figure(benchmarks: Mapping[str, Any], metrics: Sequence[str], path: p
         series = [
             (
                 heading(metric).removesuffix(" %"),
-                [(row[metric], *row[f"{metric}_interval"]) if metric in row else None for row in rows],
+                [(row[metric], *row[f"{metric}_interval"]) if _measured(row, metric) else None for row in rows],
             )
             for metric in metrics
-            if any(metric in row for row in rows)
+            if any(_measured(row, metric) for row in rows)
         ]
-        dots(axis, series, agents)
+        if series:
+            dots(axis, series, agents)
         axis.set(title=f"{name} (n={results['n']})", xlabel="%")
     for i, axis in enumerate(panels):
         if i >= len(benchmarks):
@@ -50,6 +52,11 @@ def metric_figure(benchmarks: Mapping[str, Any], metrics: Sequence[str], path: p
     marks = {label: mark for axis in panels for mark, label in zip(*axis.get_legend_handles_labels())}
     figure.legend(marks.values(), marks, loc="outside upper left", frameon=False, fontsize=8, ncols=len(marks))
     save_figure(figure, path)
+
+
+def _measured(row: Mapping[str, Any], metric: str) -> bool:
+    """Whether a row has a number: some question has a reply, and for `judge` some verdict counts."""
+    return metric in row and answered(row, metric)[0] > 0
 
 
 def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) -> None:
@@ -64,7 +71,7 @@ def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) 
     for i, (name, results) in enumerate(benchmarks.items()):
         searches, tokens = axes[2 * i : 2 * i + 2]
         for agent, row in results["rows"].items():
-            if metric not in row:  # no verdict of the judge counts
+            if not _measured(row, metric):
                 continue
             number, cost = agents.index(agent), row["cost"]
             low, value, high = (
@@ -98,7 +105,7 @@ def cost_figure(benchmarks: Mapping[str, Any], metric: str, path: pathlib.Path) 
 
 
 TITLE = "Agents on benchmarks"
-_MOST_TESTS = 15  # most tests in a table; if there are more, only the significant ones are shown
+_MOST_TESTS = 15  # most significant tests that are shown with their intervals, below the matrix of all
 _LEVEL = 0.05
 
 # (key of a row, heading) of the shares that describe an agent's behaviour
@@ -173,6 +180,8 @@ def print_metrics(results: Mapping[str, Any]) -> None:
                 *(Text(text, "bold green" if (i, j) in table.bold else "") for j, text in enumerate(row))
             )
         console.print(rich_table)
+        if marks := _marks(results["benchmarks"], metric, results["card"]):
+            console.print(Text(marks))
     for benchmark, agents in results["card"]["left out"].items():
         console.print(Text(f"left out of {benchmark}: {', '.join(agents)} (the report says why)"))
     if unfinished := results["card"]["unfinished"]:
@@ -191,7 +200,8 @@ def report(results: Mapping[str, Any], figures: pathlib.Path) -> list[Block]:
     blocks += [Picture(figures / "metrics.png", "Metrics of every agent, with 95 % intervals")]
     for metric in card["metrics"]:
         table = metric_table(benchmarks, metric, _unfinished_agents(card))
-        blocks += [Heading(_title(metric)), Paragraph(_means(metric)), table]
+        about = f"{_MEANS} {_marks(benchmarks, metric, card)}".strip()
+        blocks += [Heading(_title(metric)), Paragraph(about), table, *_answered_alone(benchmarks, metric)]
     for name in card["papers"]:
         blocks += paper_blocks(PAPER_TABLES.get(name), results)
     costs = Picture(figures / "quality_cost.png", "Quality against searches and tokens of a question")
@@ -204,7 +214,7 @@ def report(results: Mapping[str, Any], figures: pathlib.Path) -> list[Block]:
         if card["reference"] and card["reference"] not in result["rows"]:
             blocks += [Paragraph(f"{name}: no tests, because {card['reference']} has no results there.")]
         for metric in card["metrics"]:
-            blocks += _tests(name, metric, [test for test in result["tests"] if test["metric"] == metric])
+            blocks += _tests(name, metric, result, card)
     blocks += [
         Heading("How they worked"),
         Paragraph("Percent of questions; invalid turns of turns, failed searches of searches."),
@@ -231,10 +241,11 @@ def report(results: Mapping[str, Any], figures: pathlib.Path) -> list[Block]:
 
 
 def metric_table(benchmarks: Mapping[str, Any], metric: str, unfinished: Sequence[str] = ()) -> Table:
-    """A metric of every row on every benchmark, in percent with its 95 % interval. The best of each benchmark is bold.
+    """A metric of every row on every benchmark, in percent with its 95 % interval (evaluation.report.score_text).
 
-    With several benchmarks there is a column with the mean over them, for rows that are on all of them. Agents that are
-    `unfinished` on all benchmarks have empty rows.
+    The best row of a benchmark is bold if the tests tell it apart from every other one. With several benchmarks there is a
+    column with the mean over them, for rows that are on all of them. Agents that are `unfinished` on all benchmarks
+    have empty rows.
     """
     agents = list(dict.fromkeys([*(name for result in benchmarks.values() for name in result["rows"]), *unfinished]))
     several = len(benchmarks) > 1
@@ -243,18 +254,77 @@ def metric_table(benchmarks: Mapping[str, Any], metric: str, unfinished: Sequenc
         *(f"{name} (n={result['n']})" for name, result in benchmarks.items()),
         *(["mean"] if several else []),
     ]
-    values = {agent: [result["rows"].get(agent, {}).get(metric) for result in benchmarks.values()] for agent in agents}
-    if several:
-        values = {agent: [*row, None if None in row else sum(row) / len(row)] for agent, row in values.items()}
-    best = [max((value for value in column if value is not None), default=None) for column in zip(*values.values())]
-    rows, bold = [], set()
-    for i, agent in enumerate(agents):
-        intervals = [result["rows"].get(agent, {}).get(f"{metric}_interval") for result in benchmarks.values()]
-        rows.append(
-            [agent, *(_with_interval(value, interval) for value, interval in zip(values[agent], [*intervals, None]))]
-        )
-        bold |= {(i, j + 1) for j, value in enumerate(values[agent]) if value is not None and value == best[j]}
+    best = [_told_apart(result, metric) for result in benchmarks.values()]
+    rows = []
+    for agent in agents:
+        ours = [result["rows"].get(agent) for result in benchmarks.values()]
+        cells = ["-" if row is None else score_text(row, metric) for row in ours]
+        if several:
+            cells.append("-" if None in ours else score_text(_mean_row(ours, metric), metric))
+        rows.append([agent, *cells])
+    bold = {(agents.index(name), column) for column, name in enumerate(best, 1) if name}
     return Table(headings, rows, frozenset(bold))
+
+
+def _told_apart(result: Mapping[str, Any], metric: str) -> str:
+    """The best row of a benchmark, if a test tells it apart from every other row; else ""."""
+    pairs = {
+        frozenset((test["first"], test["second"]))
+        for test in result["tests"]
+        if test["metric"] == metric and test["holm"] < _LEVEL
+    }
+    values = {name: row.get(metric) for name, row in result["rows"].items()}
+    best = max(values, key=lambda name: -1.0 if values[name] is None else values[name])
+    others = values.keys() - {best}
+    return best if others and all(frozenset((best, other)) in pairs for other in others) else ""
+
+
+def _mean_row(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """A row with the mean of a metric over several rows, without it if one of them has no number; and their `answered`."""
+    counts = [answered(row, metric) for row in rows]
+    values = [row[metric] for row, (count, _) in zip(rows, counts) if count and row.get(metric) is not None]
+    mean = {metric: sum(values) / len(values)} if len(values) == len(rows) else {}
+    count, asked = map(sum, zip(*counts))
+    return {**mean, "n": asked, "n_answered": count, "n_judged": count}
+
+
+def _lacking(benchmarks: Mapping[str, Any], metric: str) -> list[tuple[str, str, int, int]]:
+    """(benchmark, agent, questions answered, questions asked) of the rows with fewer than all of their questions answered."""
+    rows = [(name, agent, row) for name, result in benchmarks.items() for agent, row in result["rows"].items()]
+    counts = [(name, agent, *answered(row, metric)) for name, agent, row in rows]
+    return [(name, agent, count, asked) for name, agent, count, asked in counts if count < asked]
+
+
+def _answered_alone(benchmarks: Mapping[str, Any], metric: str) -> list[Block]:
+    """The rows that lack replies or verdicts, with the metric of the other questions alone; [] if there are none."""
+    agents = {agent for _, agent, _, _ in _lacking(benchmarks, metric)}
+    if not agents:
+        return []
+    scores = {f"{metric}{end}": f"{metric}{ANSWERED}{end}" for end in ("", "_interval")}
+
+    def alone(row: Mapping[str, Any]) -> dict[str, Any]:
+        count, asked = answered(row, metric)
+        return {**row, **({} if count == asked else {key: row.get(name) for key, name in scores.items()})}
+
+    results = {
+        name: {
+            **result,
+            "rows": {agent: alone(row) for agent, row in result["rows"].items() if agent in agents},
+            "tests": [],
+        }
+        for name, result in benchmarks.items()
+    }
+    about = "The same without these questions. Agents that failed on different questions can't be compared by it."
+    return [
+        Paragraph(about),
+        metric_table({name: result for name, result in results.items() if result["rows"]}, metric),
+    ]
+
+
+def _label(agent: str, row: Mapping[str, Any]) -> str:
+    """The agent's name, with "n of N" if its numbers are of questions of which only n had a reply."""
+    count, asked = answered(row, "em")
+    return agent if count == asked else f"{agent}, {count} of {asked}"
 
 
 def cost_table(rows: Mapping[str, Any]) -> Table:
@@ -276,7 +346,7 @@ def cost_table(rows: Mapping[str, Any]) -> Table:
         searches = [cost["searches"].get(name, 0.0) for name in bases]
         cells.append(
             [
-                agent,
+                _label(agent, row),
                 *(f"{count:.2f}" for count in (*searches, sum(searches))),
                 "-" if budget is None else str(budget),
                 f"{row['turns_per_question']:.2f}",
@@ -291,8 +361,19 @@ def cost_table(rows: Mapping[str, Any]) -> Table:
 def behaviour_table(rows: Mapping[str, Any]) -> Table:
     """The behaviour of the agents. Columns without any value are left out."""
     columns = [(key, title) for key, title in _BEHAVIOUR if any(key in row for row in rows.values())]
-    cells = [[agent, *(_percent(row.get(key)) for key, _ in columns)] for agent, row in rows.items()]
-    return Table(["agent", *(title for _, title in columns)], cells)
+    by_rule = ["answers by rule"] if any(map(_rules, rows.values())) else []
+    cells = [
+        [_label(agent, row), *(_percent(row.get(key)) for key, _ in columns), *(_rules(row) or "-" for _ in by_rule)]
+        for agent, row in rows.items()
+    ]
+    return Table(["agent", *(title for _, title in columns), *by_rule], cells)
+
+
+def _rules(row: Mapping[str, Any]) -> str:
+    """The number of answers that each rule of extraction found; "" for an agent without such rules."""
+    shares = {key.removeprefix("answer_rule/"): row[key] for key in row if key.startswith("answer_rule/")}
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    return ", ".join(f"{rule} {round(share * row['n'])}" for rule, share in ordered)
 
 
 def tests_table(tests: Sequence[Mapping[str, Any]]) -> Table:
@@ -325,6 +406,13 @@ def _introduction(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> str
         f"{_counted(len(agents), 'agent')} on {_counted(len(benchmarks), 'benchmark')} ({', '.join(benchmarks)})."
     )
     unfinished = " Not all is finished: what is missing is listed under Not finished." if card["unfinished"] else ""
+    seeds = card["decoding"]["seeds"]
+    if seeds > 1:
+        decoding = f"{decoding} and the {seeds - 1} after it (each question is asked {seeds} times)"
+    lacking = list(dict.fromkeys(part for metric in card["metrics"] for part in _lacking(benchmarks, metric)))
+    if lacking:
+        parts = [f"{agent} on {name} ({count} of {asked})" for name, agent, count, asked in lacking]
+        unfinished += f" Not every question has a reply, or a verdict: {', '.join(parts)}."
     return (
         f"{compared} {policies} All show {card['k']} documents of a search, search in {card['searches']} rounds at most, "
         f"decode {decoding}, and are scored with the normaliser {card['normalizer']}. The card at the end has what else the "
@@ -355,45 +443,78 @@ def _title(metric: str) -> str:
     return heading(metric).removesuffix(" %")
 
 
-def _means(metric: str) -> str:
-    shares = "Percent; in brackets the 95 % interval (bootstrap over the questions)."
-    return f"{shares} Answers whose verdict does not count are left out." if metric == "judge" else shares
+_MEANS = (
+    "Percent; in brackets the 95 % interval (bootstrap over the questions, and over the seeds if there are several; where all "
+    "scores are equal, such as at 0 and 100 %, Wilson's score interval). Bold: the best, if the tests below tell it apart from "
+    "every other agent."
+)
 
 
-def _with_interval(value: float | None, interval: Sequence[float] | None) -> str:
-    if value is None:
-        return "-"
-    return f"{100 * value:.1f}" + (f" ({100 * interval[0]:.1f}-{100 * interval[1]:.1f})" if interval else "")
+def _marks(benchmarks: Mapping[str, Any], metric: str, card: Mapping[str, Any]) -> str:
+    """What the marks in the cells of a metric mean, and what missing verdicts count."""
+    rows = [row for result in benchmarks.values() for row in result["rows"].values()]
+    judged = metric == JUDGE
+    seen = {str(i): row if judged else {**row, "n_judged": row["n"]} for i, row in enumerate(rows)}
+    return marks_text(seen, card["judge"]["failed"] if judged else "")
 
 
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.1f}"
 
 
-def _p_value(value: float) -> str:
-    return "< 0.0001" if value < 1e-4 else f"{value:.4f}"
+def _p_value(value: float, digits: int = 4) -> str:
+    least = 10**-digits
+    return f"{'< ' if value < least else ''}{max(value, least):.{digits}f}"
 
 
 def _tests_about(card: Mapping[str, Any]) -> str:
     pairs = f"every agent against {card['reference']}" if card["reference"] else "every two agents"
+    scores = "scores" if card["decoding"]["seeds"] == 1 else "means over the seeds"
     return (
-        f"Paired tests of {pairs}, on the same questions: McNemar's exact test where scores are 0 or 1, else 9,999 random "
+        f"Paired tests of {pairs}, on the same questions: McNemar's exact test where {scores} are 0 or 1, else 9,999 random "
         "flips of signs. The difference is in points, the first agent's less the second's, with its 95 % interval (paired "
-        "bootstrap); p is corrected by Holm's method for the number of tests of a metric on a benchmark."
+        "bootstrap; Tango's score interval where all differences are equal); p is corrected by Holm's method for the number of "
+        "tests of a metric on a benchmark. In a matrix the differences, of the row's agent less the column's, are above the "
+        "diagonal, and the corrected p below it. Bold: told apart."
     )
 
 
-def _tests(name: str, metric: str, tests: Sequence[Mapping[str, Any]]) -> list[Block]:
-    if not tests:
-        return []
-    significant = [test for test in tests if test["holm"] < _LEVEL]
+def tests_matrix(tests: Sequence[Mapping[str, Any]]) -> Table:
+    """Tests of every two agents: above the diagonal differences in percentage points, below it the corrected p."""
+    names = list(dict.fromkeys(name for test in tests for name in (test["first"], test["second"])))
+    cells, bold = [["-"] * len(names) for _ in names], set()
+    for i in range(len(names)):
+        cells[i][i] = ""
+    for test in tests:
+        i, j = names.index(test["first"]), names.index(test["second"])
+        cells[i][j], cells[j][i] = f"{100 * test['difference']:+.1f}", _p_value(test["holm"], 3)
+        bold |= {(i, j + 1), (j, i + 1)} if test["holm"] < _LEVEL else set()
+    rows = [[f"{i} {name}", *row] for i, (name, row) in enumerate(zip(names, cells), 1)]
+    return Table(["agent", *(str(i) for i in range(1, len(names) + 1))], rows, frozenset(bold))
+
+
+def _tests(name: str, metric: str, result: Mapping[str, Any], card: Mapping[str, Any]) -> list[Block]:
+    tests = [test for test in result["tests"] if test["metric"] == metric]
+    most = card["most failed"]
+    out = [
+        f"{agent} ({count} of {asked})"
+        for agent, row in result["rows"].items()
+        if too_few_answered(row, metric, most)
+        for count, asked in [answered(row, metric)]
+    ]
+    lack = "replies and verdicts" if metric == JUDGE else "replies"
+    told = f"Not tested, because more than {100 * most:g} % of the {lack} are missing: {', '.join(out)}."
+    excluded = [Paragraph(told)] if out else []
     title = Heading(f"{_title(metric)}, {name}", 3)
+    if not tests:
+        return [title, *excluded] if excluded else []
+    significant = [test for test in tests if test["holm"] < _LEVEL]
     count = f"{len(significant) or 'none'} of {_counted(len(tests), 'pair')} of agents"
     summary = Paragraph(f"Told apart (corrected p below {_LEVEL:g}): {count}.")
-    if len(tests) <= _MOST_TESTS:
-        return [title, summary, tests_table(tests)]
-    others = Paragraph("results.json has the others.")
-    return [title, summary, *([tests_table(significant), others] if significant else [])]
+    if card["reference"] or len(tests) == 1:
+        return [title, summary, *excluded, tests_table(tests)]
+    shown = [tests_table(significant)] if 0 < len(significant) <= _MOST_TESTS else []
+    return [title, summary, *excluded, tests_matrix(tests), *shown]
 
 
 def _shares(benchmarks: Mapping[str, Any], part: str, columns: Sequence[tuple[str, str]]) -> Table:
@@ -402,7 +523,7 @@ def _shares(benchmarks: Mapping[str, Any], part: str, columns: Sequence[tuple[st
     for name, result in benchmarks.items():
         for agent, row in result["rows"].items():
             shares = row[part] if part else row
-            lines.append([name, agent, *(_percent(shares.get(key)) for key, _ in columns)])
+            lines.append([name, _label(agent, row), *(_percent(shares.get(key)) for key, _ in columns)])
     return Table(["benchmark", "agent", *(title for _, title in columns)], lines, texts=2)
 
 
@@ -412,8 +533,8 @@ def _verdicts(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Bl
     about = (
         "Percent of questions. A string metric agrees where it finds right or wrong what the judge finds so; percent of the "
         "answers with such a verdict. The last two columns say how often the judge finds right what CEM finds right, and what "
-        "CEM finds wrong: where they are about equal, it does not tell answers apart."
-    )
+        "CEM finds wrong: where they are about equal, it does not tell answers apart. "
+    ) + marks_text({}, card["judge"]["failed"])
     blocks = [Heading("Judge"), Paragraph(about), _shares(benchmarks, "", _VERDICTS)]
     lines = [
         [
@@ -456,6 +577,8 @@ def _failures(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Bl
         for agent, row in values["rows"].items():
             kinds = {key.removeprefix("policy_failed/"): row[key] for key in row if key.startswith("policy_failed/")}
             counts = {f"the policy gave no reply ({kind})": share for kind, share in kinds.items()}
+            counts["the judge's verdict can't be read"] = row.get("judge/unreadable", 0.0)
+            counts["the judge gave no verdict"] = row.get("judge/failed", 0.0)
             counts["cut short by a limit"] = row["truncated_rate"]
             counts["no answer, these included"] = 1 - row["answered_rate"]
             counts["searches that failed"] = row["tool_error_rate"] * row["searches_per_question"]
@@ -464,6 +587,7 @@ def _failures(benchmarks: Mapping[str, Any], card: Mapping[str, Any]) -> list[Bl
     about = "Numbers of questions, and of searches that failed. A question without an answer counts as wrong in all metrics."
     if not any(agent for _, agent, _, _ in lines):
         about = "Every question was answered, and no search failed."
+        about += " Every answer has a verdict." if "judge" in card else ""
     table = Table(["benchmark", "agent", "what", "how many"], lines, texts=3)
     return [Heading("What went wrong"), Paragraph(about), *([table] if lines else [])]
 

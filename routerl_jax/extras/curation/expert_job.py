@@ -222,7 +222,9 @@ def _demonstrating(
     opened = open_services()
     replies = ReplyFile(workdir / "replies.jsonl")
     planner, grounder = (CachedModel(model, replies) for model in (opened.planner, opened.grounder))
-    judge = open_judge(config.judge, config.normalizer, replies) if config.judge.model else None
+    # an attempt without a verdict is made again, whatever such a verdict counts
+    tolerant = dataclasses.replace(config.judge, failed="zero")
+    judge = open_judge(tolerant, config.normalizer, replies) if config.judge.model else None
     pair = Experts(
         agent=agent,
         student=policy,

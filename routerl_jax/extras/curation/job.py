@@ -30,6 +30,7 @@ from routerl_jax.models.huggingface import load_without_weights
 from routerl_jax.parallel.workdir import directory_lock
 from routerl_jax.recipes.recipe import AgentConfig
 from routerl_jax.rewards.metrics import ANSWER_METRICS, NORMALIZERS
+from routerl_jax.services import faults
 from routerl_jax.services.base import ChatModel, Completion
 from routerl_jax.services.cache import Cache, Entry
 from routerl_jax.services.config import ChatModelConfig
@@ -444,7 +445,7 @@ class Services:
     async def ask(
         self, conversation: Sequence[Message], *, max_tokens: int, temperature: float, sample: int
     ) -> Completion:
-        """The model's answer. If the model failed, `error` is set."""
+        """The model's answer. If the model failed, `error` is set. A reply without text is no failure: attempts ask again."""
 
         def work() -> Completion:
             assert self._model is not None
@@ -454,9 +455,10 @@ class Services:
             return answer
 
         try:
-            return await in_thread(work, "ask")
+            answer = await in_thread(work, "ask")
         except Exception as error:  # a user's own model may raise; ours don't
             return Completion(error=f"{type(error).__name__}: {error}", finish="error")
+        return dataclasses.replace(answer, error=None, finish="stop") if answer.fault == faults.EMPTY else answer
 
     async def search(self, tool: str, query: Query, k: int) -> Call:
         """A search. If it failed, `error` is set. Raises what `search_calls` raises."""

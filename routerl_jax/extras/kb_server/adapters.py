@@ -91,7 +91,7 @@ def _read_vrag(body: Any, limits: Limits) -> list[tuple[SearchRequest, list[int]
     if not body.get("queries"):
         raise invalid("give at least one query: GET /search?queries=first&queries=second")
     k = body.get("k", ["0"])[-1]
-    if not k.isdecimal():
+    if not k.isdecimal() or len(k) > 9:
         raise invalid(f"k={k!r} must be a whole number of at least 1")
     return _one_search({"queries": body["queries"], "k": int(k)}, "k", 10, limits)
 

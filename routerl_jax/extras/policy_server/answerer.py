@@ -25,6 +25,7 @@ from routerl_jax.extras.policy_server.protocol import (
     invalid,
     parts,
     read_chat,
+    too_long,
 )
 from routerl_jax.models.images import check_image, image_bytes, is_url
 from routerl_jax.training.config import TrainConfig
@@ -146,6 +147,9 @@ class AnswererModel:
         question = replace_surrogates("".join(texts)).strip()
         if not question:
             raise invalid(f"{field}.content holds no question", f"{field}.content")
+        engine = self._loop.engine
+        if engine.tokenizer.exceeds(question, engine.max_length):
+            raise too_long(engine.max_length, f"{len(question)} letters", f"{field}.content")
         seed = request.generation.seed
         name = f"seed {seed}" if seed is not None else uuid.uuid4().hex
         return Example(id=name, question=question, answers=(), images=tuple(images))

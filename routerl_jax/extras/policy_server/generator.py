@@ -15,7 +15,7 @@ from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.engine.loop import EngineLoop
 from routerl_jax.engine.policy import Generated, PromptTooLong, TopLogprobs
 from routerl_jax.engine.stops import STATE_BUCKET
-from routerl_jax.extras.policy_server.protocol import ApiError, GenerationSettings, Prompt, invalid
+from routerl_jax.extras.policy_server.protocol import ApiError, GenerationSettings, Prompt, invalid, too_long
 
 # --- generation ---
 
@@ -57,11 +57,15 @@ class Admission:
     def __init__(self, most: int) -> None:
         self.most, self.open = most, 0
 
+    def check(self, count: int) -> None:
+        """Raises ApiError if a request wants more conversations than there may ever be."""
+        if count > self.most:
+            raise invalid(f"{count} choices in one request; this server writes {self.most} at most", "n")
+
     @contextlib.contextmanager
     def admit(self, count: int):
         """A context in which `count` more conversations are under way. Raises ApiError if they would be too many."""
-        if count > self.most:
-            raise invalid(f"{count} choices in one request; this server writes {self.most} at most", "n")
+        self.check(count)
         if self.open + count > self.most:
             message = f"{self.open} conversations are under way or wait, {self.most} may; try again in a second"
             raise ApiError(503, "overloaded", message, headers={"Retry-After": "1"})
@@ -137,11 +141,7 @@ class Generator:
             stream = engine.open(prompt.ids, name, sample, images=prompt.images)
         except PromptTooLong as error:
             pictures = " without its pictures" if prompt.images else ""
-            message = (
-                f"this model's maximum context length is {engine.max_length} tokens, one of which is to be written, and the "
-                f"prompt has {len(prompt.ids)}{pictures}"
-            )
-            raise ApiError(400, "context_length_exceeded", message, prompt.field) from error
+            raise too_long(engine.max_length, f"{len(prompt.ids)}{pictures}", prompt.field) from error
         except ValueError as error:
             raise invalid(str(error.__cause__ or error), prompt.field) from error  # the cause does not name the stream
         try:

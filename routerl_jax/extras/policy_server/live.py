@@ -76,6 +76,7 @@ class LiveAgent:
             wait_turn=functools.partial(self._turn, on_progress),
             wait_tool=functools.partial(self._search, on_progress),
             tags=self.agent.special_tokens,
+            foreign=self.agent.foreign,
         )
         try:
             return await self.agent.run(example, LLM(rollout), Tools(rollout, list(self._tools)))

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from typing import Any
 
 from routerl_jax.agents.tool_calls import FORMS
+from routerl_jax.core.files import check_depth
 from routerl_jax.core.text import replace_surrogates, split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
 from routerl_jax.engine.loop import EngineLoop
@@ -22,7 +23,8 @@ from routerl_jax.extras.policy_server.protocol import GenerationSettings, Prompt
 
 
 _OPENING, _CLOSING = (re.escape(mark) for mark in FORMS["hermes"].marks[:2])
-_HERMES = re.compile(rf"{_OPENING}\s*(.*?)\s*(?:{_CLOSING}|$)", re.DOTALL)
+_HERMES = re.compile(rf"{_OPENING}(.*?)(?:{_CLOSING}|\Z)", re.DOTALL)
+_BETWEEN = re.compile(r"\s*(;?)\s*")
 (_LLAMA,) = FORMS["llama"].marks
 _KEYS = [form.key for form in FORMS.values()]
 
@@ -36,7 +38,7 @@ def read_calls(text: str) -> tuple[str, list[dict[str, Any]]]:
     """
     said = split_thoughts(text)[1]
     if matches := list(_HERMES.finditer(said)):
-        calls = [_call(match[1]) for match in matches]
+        calls = [_call(match[1].strip()) for match in matches]
         if all(calls):
             edges = [0, *(edge for match in matches for edge in match.span()), len(text)]
             kept = "".join(text[begin:end] for begin, end in zip(edges[::2], edges[1::2]))
@@ -60,11 +62,11 @@ def _split(text: str) -> list[str]:
         except (ValueError, RecursionError):
             return [text]
         parts.append(text[at:end])
-        rest = text[end:].lstrip()
-        if rest and not rest.startswith(";"):
+        between = _BETWEEN.match(text, end)
+        assert between is not None
+        at = between.end()
+        if at < len(text) and not between[1]:
             return [text]
-        rest = rest.removeprefix(";").lstrip()
-        at = len(text) - len(rest)
     return parts
 
 
@@ -72,6 +74,7 @@ def _call(text: str) -> dict[str, Any] | None:
     """The call of a JSON text; None if it is no call."""
     try:
         parsed = json.loads(text, parse_constant=_no_json)
+        check_depth(parsed)
     except (ValueError, RecursionError):
         return None
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
@@ -284,9 +287,13 @@ class PolicyModel:
     def __init__(self, loop: EngineLoop, admission: Admission, tags: Collection[str] = ()) -> None:
         engine = loop.engine
         self._engine = engine
-        self._generator = Generator(loop, admission)
+        self._admission, self._generator = admission, Generator(loop, admission)
         self._prompts = Prompts(
-            tokenizer=engine.tokenizer, reader=engine.images, size=engine.config.vocab_size, tags=tags
+            tokenizer=engine.tokenizer,
+            reader=engine.images,
+            size=engine.config.vocab_size,
+            most=engine.max_length,
+            tags=tags,
         )
 
     @property
@@ -303,6 +310,7 @@ class PolicyModel:
     def text(self, body: Any) -> PolicyReply:
         """The reply to a text, or several. Raises ApiError."""
         request = read_text(body)
+        self._admission.check(len(request.prompts) * request.generation.n)  # before all are encoded
         return self._reply(
             [self._prompts.of_text(prompt) for prompt in request.prompts], request.generation, chat=False
         )

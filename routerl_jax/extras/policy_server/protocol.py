@@ -7,12 +7,12 @@ Beside the protocol's own fields: `top_k`, `include_stop_str_in_output`, `return
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from routerl_jax.core.files import parse_json
 from routerl_jax.core.text import replace_surrogates
-from routerl_jax.core.tokenizer import Tokenizer
+from routerl_jax.core.tokenizer import DoesNotFit, Tokenizer
 from routerl_jax.engine.sampling import MOST_TOP, Sampling
 from routerl_jax.models.image_tokens import PictureReader
 from routerl_jax.services.asgi import Refusal
@@ -33,6 +33,14 @@ class ApiError(Refusal):
 def invalid(message: str, param: str = "", kind: str = "invalid_value") -> ApiError:
     """The error for a field with an invalid value."""
     return ApiError(400, kind, message, param)
+
+
+def too_long(most: int, has: str, field: str) -> ApiError:
+    """The error for a prompt that leaves no room in a context of `most` tokens. `has`: what the prompt has, as its length."""
+    message = (
+        f"this model's maximum context length is {most} tokens, one of which is to be written, and the prompt has {has}"
+    )
+    return ApiError(400, "context_length_exceeded", message, field)
 
 
 def error_body(refusal: Refusal) -> dict[str, Any]:
@@ -379,17 +387,21 @@ class Prompts:
     Attributes:
       reader: processes pictures; None if the policy sees none.
       size: number of ids in the vocabulary.
+      most: tokens of the longest conversation. A prompt that surely has more is refused before it is encoded.
       tags: special tokens that messages may hold: those of the policy's own protocol. Others become plain text.
     """
 
     tokenizer: Tokenizer
     reader: PictureReader | None
     size: int
+    most: int
     tags: Collection[str] = ()
 
     def of_text(self, prompt: str | list[int]) -> Prompt:
         """The prompt of a text or of token ids. Special tokens in the text are special tokens. Raises ApiError."""
-        ids = self.tokenizer.encode_prompt(replace_surrogates(prompt)) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str) and self.tokenizer.exceeds(prompt := replace_surrogates(prompt), self.most):
+            raise too_long(self.most, f"{len(prompt)} letters", "prompt")
+        ids = self.tokenizer.encode_prompt(prompt) if isinstance(prompt, str) else prompt
         if not ids:
             raise invalid("the prompt is empty", "prompt")
         if unknown := next((token for token in ids if not 0 <= token < self.size), None):
@@ -414,7 +426,10 @@ class Prompts:
                 continue_final=request.continue_final,
                 tools=self._plain_all(request.tools),
                 settings=request.template,
+                most=self.most,
             )
+        except DoesNotFit as error:
+            raise too_long(self.most, "more", "messages") from error
         except Exception as error:  # templates may raise any exception
             raise invalid(f"the model's chat template takes no such messages: {error}", "messages") from error
         return Prompt(ids=ids, images=images, field="messages")
@@ -453,8 +468,8 @@ class Prompts:
         function = call["function"]
         arguments = function.get("arguments") or "{}"
         try:
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except (ValueError, RecursionError) as error:
+            arguments = parse_json(arguments) if isinstance(arguments, str) else arguments
+        except ValueError as error:
             raise invalid(f"{field}.function.arguments is no JSON: {error}", field) from error
         return {"type": "function", "function": self._plain_all({"name": function["name"], "arguments": arguments})}
 

@@ -36,7 +36,7 @@ from routerl_jax.extras.viewer.index import (
     whole_number,
 )
 from routerl_jax.extras.viewer.runs import Run
-from routerl_jax.models.images import encoded_image
+from routerl_jax.models.images import encoded_image, is_data
 from routerl_jax.services.asgi import LOOPBACK, Address, Refusal, application, bound_hosts, json_reply, run_server
 from routerl_jax.training.callbacks import Alarm
 from routerl_jax.training.loggers import read_metrics
@@ -127,11 +127,12 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
     """The application over these runs; `app.state.viewer` is its ViewerState.
 
     Args:
-      hosts: names that a request may give as its host; "*" for any.
+      hosts: names that a request may give as its host; "*" for any. If other machines may ask, only pictures in the
+        directories of the runs are shown.
     """
     with needs("the web page", "serve"):
         from starlette.routing import Route
-    viewer = ViewerState(runs)
+    viewer, local = ViewerState(runs), set(hosts) <= set(LOOPBACK)
 
     def answer(find: Callable[[Request], Any]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
@@ -150,7 +151,7 @@ def create_app(runs: Sequence[Run], hosts: Collection[str] = LOOPBACK) -> Starle
 
     def show(request: Request) -> Response:
         number = request.query_params.get("n", "")
-        return picture_reply(lambda: picture(viewer.index, row(request), whole_number("n", number)))
+        return picture_reply(lambda: picture(viewer.index, row(request), whole_number("n", number), local))
 
     def columns(request: Request) -> dict[str, Any]:
         params = request.query_params
@@ -412,7 +413,7 @@ def row_of(index: Index, key: str) -> int:
     name, _, rest = key.partition("|")
     file, _, line = rest.rpartition("|")
     run = next((run for run in index.runs if run.name == name), None)
-    row = index.row(run.path / file, int(line)) if run is not None and line.isdecimal() else None
+    row = None if run is None else index.row(run.path / file, whole_number("line", line))
     if row is None:
         raise ValueError(f"there is no episode {key!r} (any more); its file may have been written anew")
     return row
@@ -476,16 +477,18 @@ def details(index: Index, row: int) -> dict[str, Any]:
     }
 
 
-def picture(index: Index, row: int, number: int) -> tuple[bytes, str]:
+def picture(index: Index, row: int, number: int, outside: bool = True) -> tuple[bytes, str]:
     """A picture of a record, by its number in `details`: the file's bytes and its format ("png", "jpeg", ..).
 
-    Only files that the record names are read, and only if they are pictures.
+    Only files that the record names are read, and only if they are pictures. A record may name any file; without `outside`,
+    only those in the run's directory are read.
 
     Raises:
       ValueError: there is no such picture, or it can't be read (any more).
     """
     location = index.location_of(row)
-    return picture_of(read_record(location), location.path.parent, number)
+    within = None if outside else index.runs[location.run].path
+    return picture_of(read_record(location), location.path.parent, number, within)
 
 
 def page_data(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -499,12 +502,18 @@ def page_data(record: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return shown, list(numbers)
 
 
-def picture_of(record: Mapping[str, Any], directory: pathlib.Path, number: int) -> tuple[bytes, str]:
-    """A picture of a record by its number in `page_data`, as `picture` gives it. `directory`: of the record's file."""
+def picture_of(
+    record: Mapping[str, Any], directory: pathlib.Path, number: int, within: pathlib.Path | None = None
+) -> tuple[bytes, str]:
+    """A picture of a record by its number in `page_data`, as `picture` gives it. `directory`: of the record's file; `within`:
+    where the picture must lie, if it is a file."""
     names = page_data(record)[1]
     if number >= len(names):
         raise ValueError(f"the record has {len(names)} pictures, and no number {number}")
-    return encoded_image(picture_path(directory, names[number]))
+    name = picture_path(directory, names[number])
+    if within and not is_data(name) and not pathlib.Path(name).resolve().is_relative_to(within.resolve()):
+        raise ValueError("a picture outside the run's directory is only shown on the machine itself (--host=127.0.0.1)")
+    return encoded_image(name)
 
 
 def _briefs(index: Index, rows: np.ndarray, chosen: Int[np.ndarray, " N"]) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import os
 import pathlib
@@ -19,6 +18,7 @@ import orjson
 from absl import logging
 from jaxtyping import Bool, Int
 
+from routerl_jax.core.files import parse_json
 from routerl_jax.extras.viewer.runs import Run, controls_of
 from routerl_jax.rewards.metrics import exact_match
 
@@ -450,8 +450,8 @@ def _record(content: bytes) -> Any:
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError:  # it knows no NaN, which the numbers of a run that goes wrong may be
-        with contextlib.suppress(ValueError, RecursionError):
-            return json.loads(content)
+        with contextlib.suppress(ValueError):
+            return parse_json(content)
         return None
 
 
@@ -549,8 +549,8 @@ def read_filter(pairs: Sequence[tuple[str, str]]) -> Filter:
 
 def whole_number(name: str, value: str) -> int:
     """A parameter's value. Raises ValueError that names it."""
-    if not value.isdecimal():
-        raise ValueError(f"{name}={value!r} must be a whole number from 0 on")
+    if not value.isdecimal() or len(value) > 15:  # JavaScript counts so far
+        raise ValueError(f"{name}={value[:40]!r} must be a whole number from 0 to 10^15 - 1")
     return int(value)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pathlib
 import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+from routerl_jax.core.files import parse_json
 
 _STEP = re.compile(r"step-(\d+)")
 _SILENCE = 150.0  # seconds without a sign of life (parallel.workdir beats every ten)
@@ -119,7 +120,7 @@ def _age(path: pathlib.Path) -> float | None:
 def _object(path: pathlib.Path) -> dict[str, Any]:
     """A JSON object of a file that another process may be writing; {} where it can't be read."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

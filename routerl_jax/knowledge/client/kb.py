@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from routerl_jax.core.background import gather_bounded, shared_loop
+from routerl_jax.core.files import parse_json
+from routerl_jax.core.secrets import remember
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.core.types import Passage, Query, Walk
 from routerl_jax.knowledge.base import Counts, KnowledgeBase, StageCounts, TimedResults, query_key
@@ -47,8 +49,10 @@ class _RemoteKB(KnowledgeBase):
     ) -> None:
         self._timeouts = timeouts or Timeouts()
         self._counts = StageCounts(*stages, uncached=("server",))
+        token = os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token
+        remember(token)
         settings |= {
-            "token": os.environ.get("ROUTERL_KB_TOKEN", "") if token is None else token,
+            "token": token,
             "timeouts": self._timeouts,
             "retries": retries or Retries(),
             "breaker": breaker,
@@ -222,7 +226,7 @@ class HttpKB(_RemoteKB):
         results = {}
         for key, packed in self._cache.get_many(keys).items():
             try:
-                entry = json.loads(packed)
+                entry = parse_json(packed)
                 passages = [passage_of(fields) for fields in entry["passages"]]
                 results[key] = passages, float(entry["seconds"]), Walk.from_json(entry.get("walk", {}))
             except (ValueError, TypeError, KeyError):  # not an entry of this client; ask the server
@@ -334,23 +338,25 @@ class RetrieveKB(_RemoteKB):
     def _search(self, queries: list[Any], k: int) -> list[list[Passage]]:
         parts = [queries[i : i + self._batch] for i in range(0, len(queries), self._batch)]
 
-        async def ask(queries: list[str]) -> list[list[Passage]]:
+        async def ask(queries: list[str]) -> Any:
             body = {"queries": queries, "topk": k, "return_scores": True}
-            reply = await self._connection.request("POST", "", body)
+            return await self._connection.request("POST", "", body)
+
+        def results(reply: Any, count: int) -> list[list[Passage]]:
             try:
-                results = self._documents(reply["result"], k)
+                read = self._documents(reply["result"], k)
             except (KeyError, TypeError, ValueError) as error:
                 raise Unavailable(
                     f"{self.name}: a reply in another form than Search-R1's protocol ({error!r})"
                 ) from error
-            if len(results) != len(queries):
-                raise Unavailable(f"{self.name}: {len(results)} results for {len(queries)} queries")
-            return results
+            if len(read) != count:
+                raise Unavailable(f"{self.name}: {len(read)} results for {count} queries")
+            return read
 
         self._counts.add("server", asked=len(queries))
         try:
             replies = shared_loop().run(gather_bounded(ask, parts, self._concurrency))
+            return [result for reply, part in zip(replies, parts) for result in results(reply, len(part))]
         except Exception:
             self._counts.add("server", failures=len(queries))
             raise
-        return [passages for reply in replies for passages in reply]

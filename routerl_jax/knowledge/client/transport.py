@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
+import functools
 import itertools
 import json
 import random
@@ -17,24 +18,35 @@ import httpx2
 
 from routerl_jax.core.background import shared_loop
 from routerl_jax.core.config import NonNegative, Positive, Size, checked
+from routerl_jax.core.secrets import masked
 from routerl_jax.core.time_limit import seconds_left
 from routerl_jax.services.http import (
+    ACCEPTED,
     MOST_REDIRECTS,
+    Damaged,
+    apart,
     bounded,
     error_of,
     may_follow,
     may_pass,
+    parse_reply,
     redirect_target,
     retry_after,
 )
 
 
 class Unavailable(RuntimeError):
-    """No replica answered. The message says what was tried, and has the last error."""
+    """No replica answered. The message says what was tried, and has the last error, without secrets."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 class RequestRefused(ValueError):
-    """The server understood the request and refused it (4xx). Another attempt would not help."""
+    """The server understood the request and refused it (4xx). Another attempt would not help. Secrets are masked."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(masked(message))
 
 
 class Failed(Exception):
@@ -158,7 +170,7 @@ class CircuitBreaker:
 
 
 _SAMPLES = 20  # smallest number of latencies for a percentile
-_MOST_BYTES = 256 << 20  # most bytes of a reply, which may hold pictures of many pages
+_MOST_BYTES = 64 << 20  # most bytes of a reply, decompressed; it may hold pictures of some pages
 
 
 @dataclasses.dataclass(eq=False)
@@ -198,7 +210,7 @@ class Transport:
         self._turn = itertools.count()
         self._latencies: collections.deque[float] = collections.deque(maxlen=200)
         self.hedged = 0
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = {"Accept-Encoding": ACCEPTED} | ({"Authorization": f"Bearer {token}"} if token else {})
         self._client = httpx2.AsyncClient(
             headers=headers,
             timeout=httpx2.Timeout(timeouts.read, connect=timeouts.connect),
@@ -322,11 +334,17 @@ class Transport:
             async with self._client.stream(method, url, content=content, headers=headers) as reply:
                 target = redirect_target(url, reply.status_code, reply.headers.get("location", ""))
                 if redirects == MOST_REDIRECTS or not may_follow(url, reply.status_code, target):
+                    encoding = reply.headers.get("content-encoding", "")
                     try:
-                        body = await bounded(reply.aiter_bytes(), _MOST_BYTES)
+                        body = await bounded(reply.aiter_raw(), _MOST_BYTES, encoding)
+                    except Damaged as error:
+                        raise Failed(f"{url}: {error}") from error
                     except ValueError as error:
-                        raise RequestRefused(f"{url}: {error}") from error
-                    return _read(reply, body, target.rstrip("/").removesuffix(path) if path else target)
+                        raise RequestRefused(
+                            f"{url}: {error}; ask for fewer passages, or in smaller batches"
+                        ) from error
+                    base = target.rstrip("/").removesuffix(path) if path else target
+                    return await apart(functools.partial(_read, reply, body, base), len(body))
             url = target
         raise AssertionError("unreachable")
 
@@ -364,10 +382,10 @@ class Connection:
 def _read(reply: httpx2.Response, body: bytes, target: str) -> Any:
     url, status = str(reply.request.url), reply.status_code
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        value = parse_reply(body)
+    except ValueError as error:
         if reply.is_success:
-            raise Failed(f"{url}: the reply is not JSON ({body[:80]!r})") from error
+            raise Failed(f"{url}: the reply is not JSON that can be used ({error}): {body[:80]!r}") from error
         value = None
     carried = error_of(value)
     if reply.is_success and carried is None:

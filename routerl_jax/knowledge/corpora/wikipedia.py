@@ -15,7 +15,6 @@ Sources: Chen et al. 2020 (arXiv 2004.07347), Chen et al. 2021 (arXiv 2010.10439
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import pathlib
@@ -25,6 +24,7 @@ import urllib.parse
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from routerl_jax.core.files import parse_json
 from routerl_jax.core.packages import needs
 from routerl_jax.core.rows import RowLocation, check_text, open_bytes, plain_suffix
 from routerl_jax.core.types import Passage
@@ -203,7 +203,7 @@ def _object(path: pathlib.Path) -> dict[str, Any] | None:
             return None
     with open_bytes(path) as file:
         try:
-            content = json.loads(file.read().decode())
+            content = parse_json(file.read().decode())
         except ValueError:
             return None
     check_text(content, RowLocation(path, "line", 1))

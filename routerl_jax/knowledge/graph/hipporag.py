@@ -108,7 +108,7 @@ def _fact_text(content: str) -> str:
     """The words of a fact, as graph builds embed them, from `"('ada', 'was born in', 'london')"`."""
     try:
         return " ".join(ast.literal_eval(content))
-    except (ValueError, SyntaxError, TypeError):
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return content  # a store of another version; such a fact is embedded
 
 

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import gzip
 import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.core.rows import RowLocation, checked_path, read_rows
+from routerl_jax.core.files import parse_json
+from routerl_jax.core.rows import RowLocation, checked_path, open_bytes, read_rows
 from routerl_jax.core.types import Message, Passage
 from routerl_jax.knowledge.corpus import passage_text
 from routerl_jax.services.base import ChatModel, Completion, without_thinking
@@ -164,9 +164,9 @@ def _hipporag(path: pathlib.Path) -> list[Any] | None:
     if not path.name.removesuffix(".gz").endswith(".json"):
         return None
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = json.loads(file.read())
-    except (ValueError, EOFError, OSError) as error:
+        with open_bytes(path) as file:
+            content = parse_json(file.read())
+    except ValueError as error:
         raise ValueError(
             f"{path}: not JSON, or damaged ({error}); copy it again, or let its program write it anew"
         ) from error
@@ -252,7 +252,7 @@ def _same(name: str, other: str) -> bool:
 _FENCE = re.compile(r"```[a-zA-Z]*\s*(.*?)(?:```|\Z)", re.DOTALL)
 _INNERMOST = re.compile(r"\[[^\[\]{}]*\]|\{[^\[\]{}]*\}")
 _TRAILING_COMMA = re.compile(r",(\s*[\]}])")
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*+("?)')  # also one that nothing closes: no other begins within it
 _LONGEST_ANSWER = 200_000  # most characters that are parsed
 
 
@@ -289,7 +289,7 @@ def whole_strings(text: str, key: str) -> list[str]:
     if not key_found:
         return []
     rest = rest.partition("[")[2].partition("]")[0]
-    strings = (_literal(match[0]) for match in _STRING.finditer(rest))
+    strings = (_literal(match[0]) for match in _STRING.finditer(rest) if match[1])
     return [value for value in strings if isinstance(value, str)]
 
 

@@ -27,7 +27,7 @@ import numpy as np
 from absl import logging
 
 from routerl_jax.core.config import Range, checked
-from routerl_jax.core.files import cache_directory, read_json, write_atomic
+from routerl_jax.core.files import cache_directory, parse_json, read_json, write_atomic
 from routerl_jax.core.packages import needs
 from routerl_jax.core.progress import Bar
 from routerl_jax.core.rows import RowLocation, checked_path, read_rows
@@ -211,7 +211,7 @@ class Ocr:
         digest = hashlib.sha256(f"{_ENGINE} {self._version}\0".encode() + picture).hexdigest()
         cached = self._cache / digest[:2] / f"{digest}.json"
         try:
-            rows = json.loads(cached.read_text("utf-8"))
+            rows = parse_json(cached.read_text("utf-8"))
             return [Line(text, tuple(box), confidence) for text, box, confidence in rows]
         except (OSError, ValueError, TypeError):  # not there, or damaged
             pass

@@ -91,6 +91,7 @@ class SnapshotConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@checked
 class UploadConfig:
     """Upload of pictures without a URL (HTTP PUT), so that the search engine can see them."""
 

@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Literal, Protocol
 
 from routerl_jax.core.registry import Registry
+from routerl_jax.core.secrets import secret
 from routerl_jax.core.text import replace_surrogates
 from routerl_jax.core.types import Message
 from routerl_jax.knowledge.base import StageCounts
@@ -27,7 +28,7 @@ from routerl_jax.knowledge.web.reading import Fetcher, JinaReader, LocalReader, 
 from routerl_jax.knowledge.web.snapshot import NotRecorded, Record, Snapshot, WebError
 from routerl_jax.services.base import ChatModel, Completion, without_thinking
 from routerl_jax.services.cache import LayeredCache, cache_key, open_cache
-from routerl_jax.services.http import HttpClient, HttpError, ReplyError, error_of, secret
+from routerl_jax.services.http import HttpClient, HttpError, ReplyError, error_of
 from routerl_jax.services.limits import acquire_async, open_limiter
 from routerl_jax.services.load import chat_model
 

@@ -11,11 +11,10 @@ import abc
 import dataclasses
 import re
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Literal
 
-from routerl_jax.agents import tool_calls
-from routerl_jax.agents.grammar import Grammar, RouteChoices, between, one_line, unshown
-from routerl_jax.agents.tool_calls import END_OF_TURN, ToolCalls, has_tags, thought_of
+from routerl_jax.agents.grammar import Grammar, RouteChoices, between, inert, one_line, unshown
+from routerl_jax.agents.tool_calls import ToolCalls, has_tags, thought_of, without_ends
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.types import Action, Call, Observation, Passage, Shown, ToolSchema
 
@@ -98,8 +97,6 @@ class MMSearchGrammar(Grammar):
       limits: what the texts say about searches.
     """
 
-    foreign: ClassVar[tuple[str, ...]] = TAGS  # tags that are broken up in results
-
     image_tool: str
     limits: Limits = Limits()
 
@@ -140,7 +137,7 @@ class MMSearchGrammar(Grammar):
 
         Tags within titles and summaries are broken up, so that results can't write actions in place of the policy.
         """
-        if message := unshown(call, passages):
+        if message := unshown(call, passages, self.foreign):
             return [f"{message}\n"]
         pieces: list[str | Shown] = []
         for number, passage in enumerate(passages, 1):
@@ -150,7 +147,7 @@ class MMSearchGrammar(Grammar):
                     pieces.append(Shown(passage=passage.id, image=passage.image))
                 pieces.append(f" {one_line(passage.title or passage.text, self.foreign)}\n")
             else:
-                link = f"({passage.id}) " if "://" in passage.id else ""
+                link = f"({inert(passage.id, self.foreign)}) " if "://" in passage.id else ""
                 titled = passage.title and passage.title not in passage.text
                 text = f"{passage.title}: {passage.text}" if titled else passage.text
                 pieces.append(f"{number}. {link}{one_line(text, self.foreign)}\n")
@@ -274,8 +271,10 @@ def form(text: str, released: bool = False) -> Literal["answer", "image", "text"
     marks = _ACTION_MARKS if released else (*_ACTION_MARKS, REFUSAL)
     end = "" if released else r"\W*"
     for name, (written, own) in forms.items():
-        if set(own) <= set(marks) and re.fullmatch(rf"<reason>.*</reason>.*{written}{end}", text, re.DOTALL):
-            return name if all(text.count(mark) == (mark in own) for mark in marks) else ""
+        once = set(own) <= set(marks) and all(text.count(mark) == (mark in own) for mark in marks)
+        # where a tag stands more than once, the pattern would try all pairs of them
+        if once and re.fullmatch(rf"<reason>.*</reason>.*{written}{end}", text, re.DOTALL):
+            return name
     return ""
 
 
@@ -285,8 +284,6 @@ _REFUSED = re.compile(rf"(.*?){re.escape(REFUSAL)}\W*", re.DOTALL)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MMSearchCalls(MMSearchGrammar, ToolCalls):
     """`ToolCalls` with a search by the question's picture, and with the protocol's words of refusal."""
-
-    foreign: ClassVar[tuple[str, ...]] = tool_calls.TAGS
 
     @property
     def _all_schemas(self) -> dict[str, ToolSchema]:
@@ -304,7 +301,7 @@ class MMSearchCalls(MMSearchGrammar, ToolCalls):
         """As for other tool calls; or thoughts and the words of refusal, with nothing behind them."""
         if self.parse(text).kind != "refusal":
             return super().well_formed(text)
-        refused = _REFUSED.fullmatch(END_OF_TURN.sub("", text))
+        refused = _REFUSED.fullmatch(without_ends(text))
         return refused is not None and not has_tags(refused[1])
 
     @property

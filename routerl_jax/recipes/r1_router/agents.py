@@ -362,10 +362,12 @@ def r1_router(agent: AgentConfig, stages: Mapping[str, StageSettings], tools: Se
         )
     if unknown := [name for name in agent.sees if name not in tools]:
         raise ValueError(f"config.agent.sees: {unknown[0]!r} is no knowledge base; there are: {', '.join(tools)}")
-    calls = RouteCalls(tools=tuple(tools)) if agent.grammar == TOOL_CALLS else None
+    calls = None
+    if agent.grammar == TOOL_CALLS:
+        calls = RouteCalls(tools=tuple(tools), raw_results=agent.raw_results)
     return Recipe(
         agent=StepwiseAgent(
-            protocol=StepProtocol(tools=tuple(tools), calls=calls),
+            protocol=StepProtocol(tools=tuple(tools), calls=calls, raw_results=agent.raw_results),
             max_searches=agent.max_searches,
             k=agent.k,
             max_turn_tokens=agent.max_turn_tokens,

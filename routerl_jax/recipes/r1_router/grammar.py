@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
-from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices, between, unshown
+from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices, between, inert, unshown
 from routerl_jax.core.text import one_line, split_thoughts
 from routerl_jax.core.types import Action, Call, Passage
 from routerl_jax.data.trajectories import label_of, tool_of
@@ -64,9 +64,8 @@ class R1RouterGrammar(Grammar):
             return Action(kind="invalid", thought=thought, error="the sub-question is none, and the retriever is not")
         if tool not in self.tools:
             labels = ", ".join(map(self.label, self.tools))
-            return Action(
-                kind="invalid", thought=thought, query=query, error=f"there is no {name!r}; there are: {labels}"
-            )
+            error = f"there is no {inert(name, self.special_tokens)!r}; there are: {labels}"
+            return Action(kind="invalid", thought=thought, query=query, error=error)
         return Action(kind="search", tool=tool, query=query, thought=thought)
 
     def well_formed(self, text: str) -> bool:
@@ -84,8 +83,8 @@ class R1RouterGrammar(Grammar):
 
     def observation(self, call: Call, passages: Sequence[Passage]) -> str:
         marker = self.markers.get(call.tool, call.tool)
-        lines = [f"{marker}-{i}: {one_line(passage)}" for i, passage in enumerate(passages)]
-        body = unshown(call, passages) or "\n".join(lines)
+        lines = [f"{marker}-{i}: {inert(one_line(passage), self.foreign)}" for i, passage in enumerate(passages)]
+        body = unshown(call, passages, self.foreign) or "\n".join(lines)
         return f"<information>\n{body}\n</information>"
 
     def reminder(self, error: str) -> str:

@@ -3,7 +3,6 @@ every turn of an attempt."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -203,8 +202,8 @@ def _released_answer(episode: Episode, step: GoldenStep, normalizer: str) -> flo
 
 def _tagged(text: str, *tags: str) -> list[str] | None:
     """The first content of each tag in the lower-cased text; None if one of them is missing."""
-    matches = [re.search(rf"<{tag}>(.*?)</{tag}>", text.lower(), re.DOTALL) for tag in tags]
-    return [match[1] for match in matches if match] if all(matches) else None
+    parts = [text.lower().partition(f"<{tag}>")[2].partition(f"</{tag}>") for tag in tags]
+    return [content for content, _, _ in parts] if all(closing for _, closing, _ in parts) else None
 
 
 # --- rewards of every turn, for online training on the policy's own prefix ---

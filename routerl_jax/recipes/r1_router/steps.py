@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices, between, opening_ids
+from routerl_jax.agents.grammar import NO_TOOL, Grammar, RouteChoices, between, inert, one_line, opening_ids
 from routerl_jax.agents.tool_calls import ReadCall, ToolCalls, thought_of
 from routerl_jax.core.text import split_thoughts
 from routerl_jax.core.tokenizer import Tokenizer
@@ -55,9 +55,8 @@ class RouteTags(R1RouterGrammar):
         tool = tool_of(name, self.tools)
         if tool not in (*self.tools, NO_TOOL):
             labels = ", ".join(map(self.label, (*self.tools, NO_TOOL)))
-            return Action(
-                kind="invalid", thought=thought, query=query, error=f"there is no {name!r}; there are: {labels}"
-            )
+            error = f"there is no {inert(name, self.special_tokens)!r}; there are: {labels}"
+            return Action(kind="invalid", thought=thought, query=query, error=error)
         if (query.lower() == NO_TOOL) != (tool == NO_TOOL):
             error = "the sub-question and the retriever must both be none, or neither"
             return Action(kind="invalid", thought=thought, query=query, error=error)
@@ -173,6 +172,7 @@ class StepProtocol:
     Attributes:
       tools: names of the knowledge bases; `text_image` is written "text image retriever".
       holds: the content of each knowledge base in words, by its name, for the instructions.
+      raw_results: see `Grammar`; for tags alone.
       calls: how a route is written if the policy calls functions; None: in the tags. With functions, every chat is in the
         model's template, and a turn ends with the template's own token. Only route chats show functions.
     """
@@ -186,12 +186,13 @@ class StepProtocol:
         },
         hash=False,
     )
+    raw_results: bool = False
     calls: RouteCalls | None = None
 
     @property
     def routes(self) -> Grammar:
         """How a route is written."""
-        return self.calls or RouteTags(tools=self.tools)
+        return self.calls or RouteTags(tools=self.tools, raw_results=self.raw_results)
 
     @property
     def answers(self) -> Grammar:
@@ -206,6 +207,11 @@ class StepProtocol:
     def special_tokens(self) -> tuple[str, ...]:
         """The tags, for tokenizers that are trained for them."""
         return self.routes.special_tokens
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Tags that are broken up in documents, and in errors of tools (`Grammar.foreign`)."""
+        return self.routes.foreign
 
     @property
     def choices(self) -> RouteChoices | None:
@@ -238,13 +244,13 @@ class StepProtocol:
 
     def answer(self, query: str, documents: Sequence[Document], failure: str = "") -> StepPrompt:
         """Asks for the answer to a sub-question from documents (equation 6). `failure` says why there are none."""
-        user = f"{_document_lines(documents, failure)}Question: {query}\nAnswer:\n"
+        user = f"{self._document_lines(documents, failure)}Question: {query}\nAnswer:\n"
         system = f"{self._findings}Then answer in one sentence inside <answer> and </answer>. {_HELPLESS}"
         return StepPrompt(system=system, user=user, form=self.answers, asked="answer")
 
     def direct(self, question: str, documents: Sequence[Document], failure: str = "") -> StepPrompt:
         """Asks for the answer to the question from documents, for vanilla RAG; in the words of `final`."""
-        user = f"{_document_lines(documents, failure)}Question: {question}\nFinal answer:\n"
+        user = f"{self._document_lines(documents, failure)}Question: {question}\nFinal answer:\n"
         system = f"{self._findings}{_SHORT}{_HELPLESS}"
         return StepPrompt(system=system, user=user, form=self.answers, asked="final")
 
@@ -316,6 +322,11 @@ class StepProtocol:
             + (f" If the answers above are enough for the question, call {_ENOUGH.name}." if ends else "")
         )
 
+    def _document_lines(self, documents: Sequence[Document], failure: str) -> str:
+        tags = self.foreign
+        lines = [f"[{d.retriever} {i}] {one_line(d.text, tags)}\n" for i, d in enumerate(documents, 1)]
+        return "".join(lines) or f"{inert(failure, tags) or 'Nothing was found.'}\n"
+
     @property
     def _inside(self) -> str:
         """Where the instructions say that thoughts stand."""
@@ -331,11 +342,6 @@ class StepProtocol:
 
 _SHORT = "Then write the answer to the question alone, in as few words as it takes, inside <answer> and </answer>. "
 _HELPLESS = "If nothing of it helps, answer with what you know. Write nothing else."
-
-
-def _document_lines(documents: Sequence[Document], failure: str) -> str:
-    lines = [f"[{d.retriever} {i}] {' '.join(d.text.split())}\n" for i, d in enumerate(documents, 1)]
-    return "".join(lines) or f"{failure or 'Nothing was found.'}\n"
 
 
 def _so_far(question: str, history: History) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
-from routerl_jax.agents import tool_calls
 from routerl_jax.agents.grammar import Grammar, RouteChoices, one_line, unshown
 from routerl_jax.agents.tool_calls import LOOK, LookingCalls
 from routerl_jax.core.text import split_thoughts
@@ -28,7 +27,7 @@ _ACTIONS = ("search", "bbox", "region", "answer")
 TAGS = (*THINK, *(f"<{slash}{name}>" for name in _ACTIONS for slash in ("", "/")))
 QUERY_LETTERS = 2000  # most letters of a query; more don't help to find a page
 _ACTION = re.compile(rf"<({'|'.join(_ACTIONS)})>((?:(?!<\1>).)*?)</\1>", re.DOTALL)
-_BOX = re.compile(r"(<(bbox|region)>).*?(</\2>)", re.DOTALL)
+_BOX = re.compile(r"<(?:bbox|region)>")
 _CONTENT = rf"(?:(?!{'|'.join(TAGS)}).)*"
 _WELL_FORMED = re.compile(rf"\s*<think>{_CONTENT}</think>\s*<({'|'.join(_ACTIONS)})>{_CONTENT}</\1>\s*", re.DOTALL)
 
@@ -46,8 +45,6 @@ class PageGrammar(Grammar):
       max_turns, regions, shows: what the instructions say.
     """
 
-    foreign: ClassVar[tuple[str, ...]] = TAGS  # tags that are broken up in the text of a page
-
     looks: bool = True
     max_turns: int = 4
     regions: RegionRule = RegionRule()
@@ -62,7 +59,7 @@ class PageGrammar(Grammar):
         """
         if call.error is None and call.passages and not fresh:
             return ["No page is left: all that this query finds have been shown."]
-        if message := unshown(call, shown):
+        if message := unshown(call, shown, self.foreign):
             return [message]
         pieces: list[str | Shown] = []
         for passage in shown:
@@ -172,8 +169,6 @@ class VRAGTags(PageGrammar):
 class VRAGCalls(PageGrammar, LookingCalls):
     """The same actions as tool calls."""
 
-    foreign: ClassVar[tuple[str, ...]] = tool_calls.TAGS
-
     def instructions(self) -> str:
         return self._task(
             think="think first",
@@ -184,13 +179,30 @@ class VRAGCalls(PageGrammar, LookingCalls):
 
 def with_box(text: str, box: Sequence[float]) -> str:
     """The turn with this box instead of its own."""
-    head, close, rest = text.rpartition(THINK[1])
-    return head + close + _BOX.sub(lambda match: f"{match[1]}{_listed(box)}{match[3]}", rest)
+    pieces, at = [], 0
+    for begin, end in _boxes(text):
+        pieces += [text[at:begin], _listed(box)]
+        at = end
+    return "".join(pieces) + text[at:]
 
 
 def has_box(text: str) -> bool:
     """Whether a turn has a box, or other content in the tags of a box, after its thoughts."""
-    return _BOX.search(text.rpartition(THINK[1])[2]) is not None
+    return next(_boxes(text), None) is not None
+
+
+def _boxes(text: str) -> Iterator[tuple[int, int]]:
+    """Where the content of each pair of tags of a box stands, after the thoughts."""
+    closed_at, unclosed = text.rfind(THINK[1]) + 1, set[str]()  # a tag that nothing closes is not looked for again
+    for opening in _BOX.finditer(text, closed_at):
+        if opening.start() >= closed_at and opening[0] not in unclosed:
+            closing = f"</{opening[0][1:]}"
+            end = text.find(closing, opening.end())
+            if end < 0:
+                unclosed.add(opening[0])
+            else:
+                yield opening.end(), end
+                closed_at = end + len(closing)
 
 
 def _listed(box: Sequence[float]) -> str:

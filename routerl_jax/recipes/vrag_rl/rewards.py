@@ -9,7 +9,6 @@ seven of the released code.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -21,8 +20,6 @@ Variant = Literal["paper", "released"]
 
 _RETRIEVAL, _ANSWER = 2, 7  # alpha to beta
 _WEIGHTS_SUM = 1e-6  # tolerance for a sum of 1
-_SEARCH = re.compile(r"<search>.*</search>", re.DOTALL)
-_ANSWERED = re.compile(r"<answer>.*</answer>", re.DOTALL)
 
 
 def ndcg(episodes: Sequence[Episode], variant: Variant = "paper", gated: bool = False) -> list[float]:
@@ -78,7 +75,7 @@ def pattern(episode: Episode, variant: Variant = "paper") -> float:
 
 def _released_pattern(episode: Episode) -> bool:
     texts = [turn.forced + turn.text for turn in episode.turns]
-    return all(any(form.search(text) for text in texts) for form in (_SEARCH, _ANSWERED))
+    return all(any(f"</{name}>" in text.partition(f"<{name}>")[2] for text in texts) for name in ("search", "answer"))
 
 
 def _check(variant: str) -> None:

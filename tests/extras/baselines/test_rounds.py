@@ -56,16 +56,17 @@ END = "<|endoftext|>"
 
 def test_ircot_without_a_reader_answers_with_its_chain():
     agent = IRCoT(k=1, reader="none", max_steps=2, **BARE)
-    assert played(agent, " A. b", " So the answer is: Mary.\n").episode.answer == "Mary"
-    spent = played(agent, " A. b", " It was Mary.\n")
+    assert played(agent, " She did. b", " So the answer is: Mary.\n").episode.answer == "Mary"
+    spent = played(agent, " She did. b", " It was Mary.\n")
     assert (spent.episode.answer, len(spent.asked)) == ("It was Mary", 2)  # R1-Router: the last sentence
     silent = played(agent, "\n")
     assert (silent.episode.answer, kinds(silent.episode), len(silent.asked)) == (None, ["invalid"], 1)
 
 
 def test_ircot_collects_no_more_than_so_many_documents():
-    found = played(IRCoT(k=3, max_documents=4, reader="direct", **BARE), " A. b", " So the answer is: x\n", "Mary\n")
-    assert found.chats[2].count("on A.>") == 1
+    turns = (" She did. b", " So the answer is: x\n", "Mary\n")
+    found = played(IRCoT(k=3, max_documents=4, reader="direct", **BARE), *turns)
+    assert found.chats[2].count("on She did.>") == 1
     assert "[4]" in found.chats[2]
     assert "[5]" not in found.chats[2]
     assert found.episode.answer == "Mary"
@@ -76,6 +77,27 @@ def test_ircot_goes_on_where_a_search_fails():
     assert [call.error is not None for call in found.episode.calls] == [False, True]
     assert found.chats[2].count("[1]") == 1
     assert found.episode.answer == "Mary"
+
+
+def test_ircot_does_not_take_an_initial_for_the_end_of_a_sentence():
+    """Only the next word tells, so the policy writes on behind it, in the same chat."""
+    turns = (
+        " It was by J. ",
+        "Lee. And more",
+        " He left the U.S. ",
+        "He died. x",
+        *(" So the answer is: J. ", "R. ", "Lee.\n"),
+    )
+    found = played(IRCoT(k=1, reader="none", **BARE), *turns)
+    assert [query for _, query, _ in found.asked] == [Q, "It was by J. Lee.", "He left the U.S."]
+    assert found.chats[0].endswith("Answer: It was by J. Lee. ")
+    assert found.episode.answer == "J. R. Lee"
+
+
+def test_a_sentence_that_is_repeated_ends_the_chain_and_not_the_episode():
+    turns = (" Shelley wrote it. x", " Shelley wrote it. x", " So the answer is: Mary.\n")
+    found = played(IRCoT(k=1, **BARE), *turns)
+    assert ([query for _, query, _ in found.asked], found.episode.answer) == ([Q, "Shelley wrote it."], "Mary")
 
 
 # --- Iter-RetGen ---

@@ -10,6 +10,7 @@ import pytest
 from routerl_jax.agents.driver import run
 from routerl_jax.core.types import Passage
 from routerl_jax.engine.policy import Generated
+from routerl_jax.evaluation.metrics import summarize
 from routerl_jax.extras.baselines.vanilla_rag import (
     RECOMP,
     REPLUG,
@@ -79,6 +80,55 @@ def test_a_chat_without_a_conclusion_is_asked_once_more():
 def test_worked_questions_are_shown_where_the_task_is_told():
     assert played(ChainOfThought(shots=2), "So the answer is: x").chats[0].count("So the answer is:") == 4
     assert played(ChainOfThought(shots=2, **BARE), "So the answer is: x").chats[0].count("So the answer is:") == 1
+
+
+# --- answers as models write them ---
+
+
+FORMS = [  # (reply, rule); the answer of all is the same
+    ("J. R. R. Tolkien", "line"),
+    ("“J. R. R. Tolkien.”", "line"),
+    ("**J. R. R. Tolkien**, who wrote it in 1937.", "line"),
+    ("Based on the documents:\n\n- J. R. R. Tolkien [1].", "line"),
+    ("Answer: J. R. R. Tolkien\nExplanation: the answer is in the first document.", "label"),
+    ("**Answer:** J. R. R. Tolkien", "label"),
+    ("### Answer\n\n*J. R. R. Tolkien*. He wrote it.", "label"),
+    ("Sure! Here is the answer:\nJ. R. R. Tolkien", "label"),
+    ("It was an Oxford professor.\nFinal answer: J. R. R. Tolkien", "final"),
+    ("**Final Answer:** **J. R. R. Tolkien** (1892-1973)", "final"),
+    ("So the answer is: J. R. R. Tolkien. I hope this helps.", "conclusion"),
+    ("The answer to your question is ‘J. R. R. Tolkien’.", "conclusion"),
+    ("Answer: So the answer is J. R. R. Tolkien.", "label"),
+    ("Thus $\\boxed{\\text{J. R. R. Tolkien}}$ is right.", "boxed"),
+    ("I know it. <answer>J. R. R. Tolkien</answer>", "tag"),
+]
+
+
+@pytest.mark.parametrize(("reply", "rule"), FORMS)
+def test_an_answer_is_extracted_by_a_named_rule(reply, rule):
+    found = played(Direct(answer_tokens=200), reply, chats=True)
+    (turn,) = found.episode.turns
+    assert (found.episode.answer, turn.info["answer_rule"]) == ("J. R. R. Tolkien", rule)
+    assert turn.text.startswith(reply)  # the raw text is kept
+    row = summarize([found.episode])
+    assert {key: row[key] for key in row if key.startswith("answer_rule/")} == {f"answer_rule/{rule}": 1.0}
+
+
+def test_what_only_looks_like_a_form_is_left():
+    for reply in (
+        '"Weird Al" Yankovic',
+        "Warner Bros. Pictures",
+        "1.5 million",
+        "-5",
+        "C. S. Lewis’s “Narnia”",
+        "No. 5",
+        "$5",
+    ):
+        answer = played(Direct(), reply, chats=True).episode.answer
+        assert answer == reply.replace("’", "'").replace("“", '"').replace("”", '"')
+    # a chain may begin with the prompt's own label; its steps are no answer
+    chain = "Answer: Shelley wrote it. Her mother was Mary W."
+    assert played(ChainOfThought(), chain, "Mary W.", chats=True).episode.answer == "Mary W"
 
 
 # --- vanilla RAG ---

@@ -76,9 +76,9 @@ def test_numbers_by_hand(chats: Any, tmp_path: pathlib.Path, capsys: pytest.Capt
     }
     report, page = (output / "report.md").read_text(), (output / "report.html").read_text()
     assert "| **vanilla_rag** | " not in report
-    assert "| vanilla_rag | **83.3 (50.0-100.0)** |" in report
-    assert '<td class="text">vanilla_rag</td><td><strong>83.3 (50.0-100.0)</strong></td>' in page
-    assert "| vanilla_rag | cot | +66.7 (" in report
+    assert "| vanilla_rag | 83.3 (50.0-100.0) |" in report  # the best is not bold: no test tells it apart
+    assert '<td class="text">vanilla_rag</td><td>83.3 (50.0-100.0)</td>' in page
+    assert "| 2 vanilla_rag | 0.656 |  | +66.7 |" in report  # 3 * 14 / 64, itself, and the difference from the third
     assert "Told apart (corrected p below 0.05): none of 3 pairs of agents." in report
     assert "| vanilla_rag | 1.00 | 1.00 | 1 | 1.00 | 7 | 1 | " in report
     assert "| things | vanilla_rag | 83.3 | 0.0 | 16.7 | 0.0 |" in report
@@ -165,9 +165,13 @@ def test_what_is_finished_is_reported_while_it_runs(chats: Any, tmp_path: pathli
 def test_what_failed_is_told_and_tried_again(chats: Any, tmp_path: pathlib.Path) -> None:
     chats.storm = [http_error(500)]
     wanted = (given(chats, tmp_path, agents=("direct",), metrics=("em",)), f"--output={tmp_path / 'out'}")
-    results = compared(*wanted)
-    assert results["benchmarks"]["things"]["rows"]["direct"]["em"] == 1 / 6
+    assert "direct on things (replies for 5 of 6)" in refusal("evaluate", *wanted)
+    row = json.loads((tmp_path / "out" / "results.json").read_text())["benchmarks"]["things"]["rows"]["direct"]
+    assert (row["n"], row["n_answered"], row["em"], row["em_answered"]) == (6, 5, 1 / 6, 1 / 5)
     report = (tmp_path / "out" / "report.md").read_text()
+    assert "| direct | 16.7 (0.0-50.0), 5 of 6 |" in report
+    assert "| direct | 20.0 (0.0-60.0), 5 of 6 |" in report  # without the unanswered one
+    assert "| things | direct, 5 of 6 | 0.0 | 16.7 | 0.0 | 83.3 |" in report  # right and wrong, of all six
     assert "| things | direct | the policy gave no reply (server) | 1 |" in report
     assert "| things | direct | no answer, these included | 1 |" in report
     chats.bodies.clear()
@@ -175,6 +179,87 @@ def test_what_failed_is_told_and_tried_again(chats: Any, tmp_path: pathlib.Path)
     assert len(chats.bodies) == 1
     assert again["benchmarks"]["things"]["rows"]["direct"]["em"] == 2 / 6
     assert "Every question was answered, and no search failed." in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_an_agent_without_replies_is_no_number_among_others(chats: Any, tmp_path: pathlib.Path) -> None:
+    """All requests of `direct` fail: it has no number, no test and no part in what is bold, and the exit status is 1."""
+    chats.storm = [http_error(500) for _ in range(QUESTIONS)]
+    wanted = (given(chats, tmp_path, metrics=("em",)), f"--output={tmp_path / 'out'}")
+    said = refusal("evaluate", *wanted)
+    assert "direct on things (replies for 0 of 6)" in said
+    assert "--allow_failures" in said
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    tests = results["benchmarks"]["things"]["tests"]
+    assert [(test["first"], test["second"]) for test in tests] == [("vanilla_rag", "cot")]
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| direct | -, 0 of 6 |" in report
+    assert "direct on things (0 of 6)" in report.split("##")[0]
+    assert "Not tested, because more than 5 % of the replies are missing: direct (0 of 6)." in report
+    assert "**" not in report
+    chats.storm = [http_error(500) for _ in range(QUESTIONS)]  # the same command asks those again
+    assert not launch_here("evaluate", *wanted, "--allow_failures")
+    assert "**" not in (tmp_path / "out" / "report.md").read_text()
+    assert compared(*wanted)["benchmarks"]["things"]["rows"]["direct"]["em"] == 2 / 6
+
+
+@pytest.mark.parametrize(
+    ("failed", "score", "cell"), [("zero", 3 / 6, "50.0 (16.7-83.3)"), ("leave_out", 1.0, "100.0 (43.9-100.0)")]
+)
+def test_missing_verdicts_are_in_the_cell(
+    chats: Any, tmp_path: pathlib.Path, failed: str, score: float, cell: str
+) -> None:
+    """The judge finds three answers right, and says nothing of the other three."""
+
+    def judging(messages: list[dict[str, Any]]) -> str:
+        asked = messages[-1]["content"]
+        if "Answer to grade" not in asked:
+            return reply(messages)
+        return "right" if re.search(r"thing[024]", asked) else "Perhaps"
+
+    chats.reply = judging
+    judge = JudgeConfig(model="j", base_url=chats.url, asks=1, failed=failed)
+    wanted = (
+        given(chats, tmp_path, agents=("direct",), metrics=("judge",), judge=judge),
+        f"--output={tmp_path / 'out'}",
+    )
+    assert "direct on things (verdicts for 3 of 6)" in refusal("evaluate", *wanted)
+    row = json.loads((tmp_path / "out" / "results.json").read_text())["benchmarks"]["things"]["rows"]["direct"]
+    assert (row["judge"], row["judge_answered"], row["n_judged"], row["n_answered"]) == (score, 1.0, 3, 6)
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert f"| direct | {cell}, 3 of 6 |" in report
+    assert f"config.judge.failed='{failed}'" in report
+    assert "| things | direct | the judge's verdict can't be read | 3 |" in report
+    assert "Every question was answered" not in report
+    refused = refusal("evaluate", *wanted, "--config.judge.failed=refuse")
+    assert "judge j: 3 of 6 answers have no verdict (Perhaps), and failed='refuse'" in refused
+
+
+def test_several_seeds(chats: Any, tmp_path: pathlib.Path) -> None:
+    """With the first seed every answer is right, with the second none is: the interval is as wide as the seeds are apart."""
+    right: set[int] = set()
+
+    def by_seed(messages: list[dict[str, Any]]) -> str:
+        number = re.findall(r"What colour has thing(\d)", str(messages))[-1]
+        seed = chats.bodies[-1]["seed"]
+        right.update({seed} if len(right) < QUESTIONS else ())
+        return f"colour{number}" if seed in right else "mauve"
+
+    chats.reply = by_seed
+    output = tmp_path / "out"
+    changes = {"agents": ("direct",), "metrics": ("em",), "temperature": 0.7, "seeds": 2, "seed": 3}
+    results = compared(given(chats, tmp_path, **changes), f"--output={output}")
+    row = results["benchmarks"]["things"]["rows"]["direct"]
+    assert (row["em"], row["em_interval"], row["n"]) == (0.5, [0.0, 1.0], 2 * QUESTIONS)
+    assert len({body["seed"] for body in chats.bodies}) == 2 * QUESTIONS
+    assert "seed 3 and the 1 after it (each question is asked 2 times)" in (output / "report.md").read_text()
+    second = output / "episodes" / "things" / "direct.seed4.jsonl"
+    second.write_text("".join(second.read_text().splitlines(keepends=True)[:2]))
+    chats.bodies.clear()
+    compared(given(chats, tmp_path, **changes), f"--output={output}")
+    assert not chats.bodies  # the other replies are in the cache
+    assert len(second.read_text().splitlines()) == QUESTIONS
+    told = refusal("evaluate", given(chats, tmp_path), f"--output={output}", "--config.seeds=2")
+    assert "config.seeds=2 with config.temperature=0" in told
 
 
 def test_rows_without_an_answer_are_counted(chats: Any, tmp_path: pathlib.Path) -> None:

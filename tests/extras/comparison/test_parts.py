@@ -17,7 +17,7 @@ from routerl_jax.data.atlas import flags
 from routerl_jax.engine.sampling import GREEDY
 from routerl_jax.evaluation.paired import compare_scores, holm
 from routerl_jax.extras.baselines.known import BASELINES
-from routerl_jax.extras.comparison import agents
+from routerl_jax.extras.comparison import agents, report
 from routerl_jax.extras.comparison.attempts import attempt_all, finished_attempts, paired_tests
 from routerl_jax.extras.comparison.benchmarks import BENCHMARKS, Benchmark, located
 from routerl_jax.extras.comparison.compare import captioned, compare, prepared
@@ -163,6 +163,34 @@ def test_a_reference_takes_part_in_all_tests() -> None:
     assert [(test["first"], test["second"], test["n"]) for test in found] == [("a", "b", 2), ("c", "b", 1)]
     assert len(paired_tests(scores, ("em",))) == 3
     assert paired_tests(scores, ("em",), "d") == []
+
+
+def test_bold_is_what_every_test_tells_apart() -> None:
+    """a is better than b and c at 20 questions; d failed too often to be tested, and then nothing is bold."""
+    scores = {"a": [1.0] * 20, "b": [0.0] * 20, "c": [1.0, 1.0] + [0.0] * 18}
+    rows = {name: {"em": np.mean(values), "em_interval": [0, 1], "n": 20} for name, values in scores.items()}
+    tests = paired_tests({name: {"em": np.asarray(values)} for name, values in scores.items()}, ("em",))
+    table = report.metric_table({"x": {"n": 20, "rows": rows, "tests": tests}}, "em")
+    assert table.bold == {(0, 1)}
+    failed = {"d": {"em": 0.0, "em_interval": [0, 1], "n": 20, "n_answered": 3}}
+    table = report.metric_table({"x": {"n": 20, "rows": rows | failed, "tests": tests}}, "em")
+    assert not table.bold
+    assert table.rows[3] == ["d", "0.0 (0.0-100.0), 3 of 20"]
+    assert not report.metric_table({"x": {"n": 20, "rows": {"a": rows["a"]}, "tests": []}}, "em").bold
+    matrix = report.tests_matrix(tests)
+    assert [row[0] for row in matrix.rows] == ["1 a", "2 b", "3 c"]
+    assert (matrix.rows[1][3], matrix.rows[2][2]) == ("-10.0", "0.500")  # two of two questions: 2 / 4
+    assert matrix.bold == {(0, 2), (1, 1), (0, 3), (2, 1)}
+
+
+def test_the_report_says_by_which_rule_answers_were_read() -> None:
+    rows = {
+        "direct": {"n": 8, "answered_rate": 1.0, "answer_rule/line": 0.25, "answer_rule/label": 0.625},
+        "search": {"n": 8, "answered_rate": 1.0},
+    }
+    table = report.behaviour_table(rows)
+    assert (table.headings[-1], [row[-1] for row in table.rows]) == ("answers by rule", ["label 5, line 2", "-"])
+    assert report.behaviour_table({"search": rows["search"]}).headings == ["agent", "answered"]
 
 
 def test_verdicts_are_asked_once(tmp_path: pathlib.Path) -> None:

@@ -56,11 +56,11 @@ class EchoKB(KnowledgeBase):
 
 
 @contextlib.contextmanager
-def running(app: Any) -> Iterator[str]:
-    """The URL of an ASGI application under uvicorn, in a thread."""
+def running(app: Any, **settings: Any) -> Iterator[str]:
+    """The URL of an ASGI application under uvicorn, in a thread. `settings`: further ones of uvicorn."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2, **settings))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
@@ -83,21 +83,22 @@ def serving(
 
 @contextlib.contextmanager
 def scripted(*replies: tuple[int, dict[str, str], Any] | Callable[[], Any]) -> Iterator[tuple[str, list[str]]]:
-    """A server that gives these (status, headers, JSON) one after the other, the last one for good, and the paths it saw."""
+    """A server that gives these (status, headers, JSON or bytes) one after the other, the last one for good, and the paths
+    that it saw."""
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import JSONResponse
+    from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
     seen: list[str] = []
 
-    async def answer(request: Request) -> JSONResponse:
+    async def answer(request: Request) -> Response:
         reply = replies[min(len(seen), len(replies) - 1)]
         seen.append(request.url.path)
         if callable(reply):
             reply = await reply()
         status, headers, body = reply
-        return JSONResponse(body, status, headers)
+        return (Response if isinstance(body, bytes) else JSONResponse)(body, status, headers)
 
     with running(Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])) as url:
         yield url, seen

@@ -8,7 +8,7 @@ import requests
 from routerl_jax.core.types import Passage
 from routerl_jax.extras.kb_server.app import Served, create_app
 from routerl_jax.knowledge.base import KnowledgeBase
-from tests.extras.kb_server.servers import error_of, running, search
+from tests.extras.kb_server.servers import error_of, get, running, search
 
 
 class Pages(KnowledgeBase):
@@ -115,4 +115,10 @@ def test_r1_searcher(url: str) -> None:
 )
 def test_mistakes_are_client_errors(url: str, path: str, body: dict) -> None:
     status, kind, _ = error_of(search(url, body, path))
+    assert (status, kind) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("k", ["9" * 5000, "1e30", "-1", "\N{SUPERSCRIPT TWO}"])
+def test_a_number_in_an_address_that_is_none(url: str, k: str) -> None:
+    status, kind, _ = error_of(get(f"{url}/search", params={"queries": "x", "k": k}))
     assert (status, kind) == (400, "invalid_request")

@@ -95,6 +95,11 @@ def test_json_that_is_none(url: str) -> None:
     status, kind, message = error_of(httpx2.post(f"{url}/v1/search", content=b'{"queries": ["x"'))
     assert (status, kind) == (400, "invalid_json")
     assert "column" in message
+    for nested in ("[" * 700 + "]" * 700, "[" * 100_000, '{"a":' * 300 + "1" + "}" * 300):
+        status, kind, message = error_of(
+            httpx2.post(f"{url}/v1/search", content=f'{{"queries": ["x"], "k": {nested}}}')
+        )
+        assert (status, kind) == (400, "invalid_json")
 
 
 def test_paths_and_methods(url: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import openai
 import pytest
 
+from routerl_jax.core import tokenizer as tokenizer_module
 from routerl_jax.core.types import Message
 from routerl_jax.engine.engine import Engine
 from routerl_jax.engine.sampling import Sampling
@@ -250,6 +251,32 @@ def test_a_text_that_is_too_long_is_its_prompts_fault(server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="maximum context length is 128 tokens") as caught:
         server.client().completions.create(model="tiny", prompt="long " * 100)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "prompt")
+
+
+def test_a_prompt_of_megabytes_is_refused_before_it_is_encoded(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoded: list[int] = []
+    fast = tokenizer_module._fast
+    monkeypatch.setattr(
+        tokenizer_module, "_fast", lambda backend, text: encoded.append(len(text)) or fast(backend, text)
+    )
+    long = "long " * 200_000  # the server takes a megabyte
+    with pytest.raises(openai.BadRequestError, match=r"context length is 128 tokens, .* has 1000000 letters"):
+        server.client().completions.create(model="tiny", prompt=long)
+    with pytest.raises(openai.BadRequestError, match=r"context length is 128 tokens, .* has more"):
+        server.client().chat.completions.create(model="tiny", messages=say(long))
+    with pytest.raises(openai.BadRequestError, match="10000 choices in one request"):
+        server.client().completions.create(model="tiny", prompt=["x"] * 10_000)
+    assert sum(encoded) < 20_000
+
+
+@pytest.mark.parametrize(
+    "arguments", ['{"a": ' + "[" * 700 + "]" * 700 + "}", '{"a": ' + "9" * 5000 + "}", "[" * 100_000]
+)
+def test_arguments_of_an_earlier_call_that_nobody_can_read(server: Server, arguments: str) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages: list[Any] = [*say("x"), {"role": "assistant", "content": "", "tool_calls": [call]}, *say("y")]
+    with pytest.raises(openai.BadRequestError, match="arguments is no JSON"):
+        server.client().chat.completions.create(model="tiny", messages=messages)
 
 
 def test_options_of_streams_are_read_as_all_others(server: Server) -> None:

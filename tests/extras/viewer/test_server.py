@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 from routerl_jax.evaluation.records import write_records
 from routerl_jax.extras.viewer.app import create_app
 from routerl_jax.extras.viewer.runs import find_runs
+from routerl_jax.services.asgi import LOOPBACK
 from tests.extras.viewer.made_run import episode, make_run, write_metrics
 
 Ask = Callable[..., Any]
@@ -98,6 +99,9 @@ def test_counts_are_of_what_one_more_choice_would_show(client: TestClient) -> No
         ({"order": "random"}, "order='random' must be one of new"),
         ({"failure": "bad"}, "failure='bad' must be one of no answer"),
         ({"offset": -1}, "offset='-1' must be a whole number"),
+        ({"offset": "1e30"}, "offset='1e30' must be a whole number"),
+        ({"offset": 10**30}, "offset='1000000000"),
+        ({"offset": "9" * 5000}, "must be a whole number from 0 to"),
     ],
 )
 def test_what_is_no_filter_is_refused(client: TestClient, given: dict[str, Any], message: str) -> None:
@@ -121,6 +125,26 @@ def test_relatives(client: TestClient) -> None:
     forked = one(client, question="forked")
     assert [brief["kbs"] for brief in forked["forks"]] == [["text"], ["table"]]
     assert forked["siblings"] == []
+
+
+def test_other_machines_see_no_picture_outside_the_run(run: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Records may come from anywhere, and name any file."""
+    pictures = [tmp_path / "private.png", run / "page.png", run / "episodes" / ".." / ".." / "private.png"]
+    pictures[0].write_bytes(pictures[1].read_bytes())
+    for path in run.rglob("*.jsonl"):
+        records = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        for record in records:
+            if record.get("id") == "page":
+                record["images"] = list(map(str, pictures))
+        path.write_text("".join(f"{json.dumps(record)}\n" for record in records), "utf-8")
+    for hosts, statuses in ((LOOPBACK, [200, 200, 200]), (("*",), [404, 200, 404])):
+        app = create_app(find_runs([run]), hosts)
+        with TestClient(app, base_url="http://localhost") as client:
+            until(lambda app=app: app.state.viewer.follower.settled)
+            told = one(client, question="page")
+            numbers = [told["pictures"].index(str(path)) for path in pictures]
+            replies = [client.get("/api/picture", params={"key": told["key"], "n": number}) for number in numbers]
+            assert [reply.status_code for reply in replies] == statuses
 
 
 def test_pictures_are_those_that_a_record_names(client: TestClient, run: pathlib.Path) -> None:

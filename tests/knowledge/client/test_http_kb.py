@@ -2,7 +2,9 @@
 
 import asyncio
 import concurrent.futures
+import gzip
 import io
+import json
 import os
 import pathlib
 import re
@@ -525,3 +527,43 @@ def test_close_and_go_on() -> None:
         kb = HttpKB(url)
         kb.close()
         assert kb.search(["x"], k=1)[0]
+
+
+def packed(body: Any) -> tuple[int, dict[str, str], bytes]:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return 200, {"content-encoding": "gzip"}, gzip.compress(content, 1)
+
+
+def test_decompressed_bytes_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_MOST_BYTES", 1_000_000)
+    with scripted(HELLO, packed({"results": [[PASSAGE]]}), packed(b" " * 100_000_000), packed(b"{}")) as (url, seen):
+        kb = HttpKB(url, retries=FAST)
+        assert kb.search(["x"], k=1)[0][0].text == "found"
+        with pytest.raises(RequestRefused, match="larger than 1000000 bytes; ask for fewer passages"):
+            kb.search(["y"], k=1)
+        assert len(seen) == 3  # it is not asked again
+
+
+def test_a_damaged_body_is_asked_for_again() -> None:
+    status, headers, content = packed({"results": [[PASSAGE]]})
+    with scripted(
+        HELLO, (status, headers, content[:-4]), (status, headers, b"no gzip"), (status, headers, content)
+    ) as (
+        url,
+        seen,
+    ):
+        assert HttpKB(url, retries=FAST).search(["x"], k=1)[0][0].text == "found"
+        assert len(seen) == 4
+
+
+@pytest.mark.parametrize("score", ["9" * 5000, "[" * 100_000, "[" * 700 + "]" * 700])
+def test_odd_json_is_an_error_of_the_server(score: str) -> None:
+    body = json.dumps({"results": [[PASSAGE]]}).replace("1.0", score).encode()
+    with scripted(HELLO, (200, {}, body)) as (url, _), pytest.raises(Unavailable, match="not JSON that can be used"):
+        HttpKB(url, retries=FAST).search(["x"], k=1)
+
+
+@pytest.mark.parametrize("k", [10**5000, -(10**5000), 10**9, 1e30], ids=["huge", "negative", "large", "float"])
+def test_a_number_of_passages_that_is_none(k: Any) -> None:
+    with pytest.raises(ValueError, match=r"^k=.* (is more than a search gives|must be a whole number of at least 1)"):
+        EchoKB().search(["x"], k=k)

@@ -130,7 +130,8 @@ def test_failures_that_are_allowed_leave_a_gap(tmp_path: pathlib.Path) -> None:
         handler.reply = lambda messages: " " if "The lake" in str(messages) else summary(messages)
         given = config(tmp_path, server.url, max_failures=0.9, levels=1)
         report = build_tree(given, tmp_path / "kb", progress=False, encoder=TopicEncoder())
-        assert set(report.failed.values()) == {"the answer is empty"}
+        assert report.failed
+        assert all("an answer without text" in reason for reason in report.failed.values())
         kb: Any = load_kb(tmp_path / "kb", encoder=TopicEncoder())  # type: ignore[arg-type]
         assert not any(leaf.startswith("lake") for name in kb.children for leaf in kb.leaves(name))
         assert {passage.id[:4] for passage in kb.search(["lake"], 3)[0]} == {"lake"}

@@ -8,7 +8,7 @@ import pytest
 
 from routerl_jax.knowledge.corpora.documents import decode
 from routerl_jax.knowledge.web.config import ReaderConfig
-from routerl_jax.knowledge.web.reading import Fetcher, LocalReader
+from routerl_jax.knowledge.web.reading import Document, Fetcher, LocalReader, main_text
 from routerl_jax.knowledge.web.snapshot import WebError
 from tests.web_servers import Server, Web, serving
 
@@ -154,3 +154,14 @@ def test_wrong_charsets(pages: Server):
 )
 def test_decoding(content, declared, expected):
     assert decode(content, declared) == expected
+
+
+def test_a_page_of_tags_is_read_as_far_as_time_allows(monkeypatch: pytest.MonkeyPatch):
+    read: list[str] = []
+    import trafilatura
+
+    monkeypatch.setattr(trafilatura, "bare_extraction", lambda text, **_: read.append(text))
+    for text in ("<html><body>" + "<b>a</b>" * 200_000, "a" * 2_000_000, "<p>a < b</p>" * 1000):
+        main_text(Document(url="http://x.example", type="text/html", text=text))
+    assert read[0].count("<") == 30_000
+    assert [len(text) for text in read[1:]] == [2_000_000, 12_000]

@@ -220,7 +220,8 @@ def of_comparison(
                 other = dataclasses.replace(method, agent=method.other)
                 names = _agents(other, recipe, methods, compared)
             for benchmark in [name for name in compared["benchmarks"] if name in lacking]:
-                our_rows = compared["benchmarks"][benchmark]["rows"]
+                rows = compared["benchmarks"][benchmark]["rows"]
+                our_rows = {name: row for name, row in rows.items() if row.get("n_answered", 1)}  # with any reply
                 labels = _labels(method, [name for name in names if name in our_rows])
                 benchmarks.setdefault(benchmark, {}).update({label: our_rows[name] for name, label in labels.items()})
                 episodes = pathlib.Path(source).expanduser() / "episodes" / file_name(benchmark)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from routerl_jax.core.registry import Registry
+from routerl_jax.evaluation.metrics import answered
 from routerl_jax.extras.comparison.benchmarks import BENCHMARKS
 from routerl_jax.extras.comparison.document import Block, Heading, Paragraph, Table
 from routerl_jax.training.config import KnowledgeConfig
@@ -330,8 +331,8 @@ def agent_rows(agent: str, results: Results) -> dict[str, Any]:
 
 
 def _value(name: str, column: Column, results: Results) -> str:
-    """Our number of a row; "" if any benchmark of the column was not run."""
-    values = []
+    """Our number of a row, as `evaluation.report.score_text` marks it; "" if any benchmark of the column was not run."""
+    values, counts = [], []
     for benchmark in column.benchmarks:
         row = results["benchmarks"].get(benchmark, {}).get("rows", {}).get(name, {})
         if column.group:
@@ -340,8 +341,11 @@ def _value(name: str, column: Column, results: Results) -> str:
         if row.get(column.metric) is None:
             return ""
         values.append((row[column.metric], row["n"] if column.pooled else 1))
+        counts.append(answered(row, column.metric))
     mean = sum(value * weight for value, weight in values) / sum(weight for _, weight in values)
-    return _cell(column.unit.scale * mean, column)
+    count, asked = map(sum, zip(*counts))
+    text = _cell(column.unit.scale * mean, column) if all(number for number, _ in counts) else "-"
+    return text if count == asked else f"{text}, {count} of {asked}"
 
 
 def _cell(value: float | None, column: Column) -> str:
