@@ -325,15 +325,16 @@ class HttpClient:
           failure: reads the error of a JSON reply with a 2xx status.
           only_json: a reply that is not JSON has failed, too, whatever its type says.
         """
-        address, judge = _without_secrets(url), functools.partial(_judge, failure=failure, only_json=only_json)
+        address = _without_secrets(url)
         for attempt in range(self._retries + 1):
             while (pause := self._paused_until - time.monotonic()) > 0:
                 await asyncio.sleep(pause * random.uniform(1.0, 1.1))
             if self._turn is not None and not await self._turn():
                 raise HttpError(f"{address}: the rate limit leaves no turn in time")
+            judge = functools.partial(_judge, failure=failure, only_json=only_json, tries=attempt + 1)
             outcome = await self._attempt(method, url, headers, params, body, judge)
             if isinstance(outcome, Reply):
-                return dataclasses.replace(outcome, tries=attempt + 1)
+                return outcome
             if not outcome.passing or attempt == self._retries:
                 tried = f" (tried {attempt + 1} times)" if attempt else ""
                 message = self.redact(f"{address}: {outcome.message}{tried}")
@@ -391,12 +392,12 @@ class HttpClient:
 
 
 def _judge(
-    reply: Any, content: bytes, target: str, failure: Callable[[Any], ReplyError | None], only_json: bool
+    reply: Any, content: bytes, target: str, failure: Callable[[Any], ReplyError | None], only_json: bool, tries: int
 ) -> Reply | _Failed:
     status, message, passing = reply.status, f"HTTP {reply.status}: {_reason(content) or reply.reason}", False
     fault = ""
     if 200 <= reply.status < 300:
-        answer = Reply(reply.status, reply.headers, content)
+        answer = Reply(reply.status, reply.headers, content, tries)
         try:
             error = failure(answer.json())
         except ValueError as problem:

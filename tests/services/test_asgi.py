@@ -153,7 +153,6 @@ async def counted(scope: Any, receive: Any, send: Any) -> None:
 
 @pytest.mark.parametrize("kind", ENDLESS)
 def test_headers_without_end_are_refused(kind: str) -> None:
-    pytest.importorskip("httptools")
     begin, more = ENDLESS[kind]
     with running(counted, http=protocol(), lifespan="off") as url:
         port = int(url.rpartition(":")[2])
